@@ -1,0 +1,55 @@
+"""``python -m master_actor``: a master as a program of its own, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+
+from master_actor.thread import serve
+from ray_pccl.control.endpoint import DEFAULT_PORT
+from ray_pccl.errors import PCCLError
+
+KEY_VARIABLE = "RAY_PCCL_KEY"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m master_actor",
+        description="Serve as the master of ray_pccl groups until SIGINT or SIGTERM. Prints the endpoint that peers need.",
+        epilog=f"The key is taken from the environment variable {KEY_VARIABLE} (hexadecimal), else from the journal, "
+        "else a random one is made. Settings are taken from RAY_PCCL_* variables.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to bind (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port, 0 for any (default: %(default)s)")
+    parser.add_argument("--journal", help="a file that lets the next run go on with the same groups and key")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Runs the master; returns the exit code."""
+    arguments = _arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        key = bytes.fromhex(os.environ.get(KEY_VARIABLE, "")) or None
+        master = serve(arguments.host, arguments.port, journal=arguments.journal, key=key)
+        with master as endpoint:
+            print(endpoint, flush=True)
+            while not ended.wait(0.5):
+                if master.superseded.is_set():
+                    print("another master has taken over the journal; this one ends", file=sys.stderr)
+                    return 3
+    except (PCCLError, OSError, ValueError) as error:
+        print(f"master_actor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

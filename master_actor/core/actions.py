@@ -1,0 +1,83 @@
+"""What goes into the core, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from master_actor.core.records import Record
+from ray_pccl.control.messages import FromPeer, FromSentinel, Message
+
+# ------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A peer said something on its connection."""
+
+    peer_id: str
+    message: FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A peer's connection closed, and no newer one of the same peer took its place."""
+
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelSaid:
+    """The sentinel of a host said something, or beat (`message` is None)."""
+
+    host: str
+    message: FromSentinel | None
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelGone:
+    """The connection of a host's sentinel closed."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRequested:
+    """Somebody in charge wants a peer out."""
+
+    peer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The master is to end for good."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Received | Disconnected | SentinelSaid | SentinelGone | EvictionRequested | StopRequested | Tick
+
+# ------------------------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write the record to the journal. No later action may be carried out before it is durable."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the message on the peer's connection, if it has one."""
+
+    peer_id: str
+    message: Message
+
+
+Action = Append | Send

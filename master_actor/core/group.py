@@ -1,0 +1,597 @@
+"""One group: its epochs, the rounds that lead from one to the next, and the votes of its members.
+
+Every method takes the time as an argument and emits actions; nothing here waits. `docs/design/membership.md` says why
+each step is as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from master_actor.core.actions import Action, Append, Send
+from master_actor.core.agreement import agree
+from master_actor.core.phases import Phase, PhaseLog
+from master_actor.core.records import (
+    Durable,
+    EpochBegan,
+    GroupClosed,
+    GroupEmptied,
+    Record,
+    VoteCounted,
+)
+from master_actor.core.rendezvous import WaitingRoom, by_requested_rank
+from master_actor.core.ring import Edge, broken_edges, order_avoiding
+from master_actor.core.store import Store
+from ray_pccl.control.messages import (
+    LEFT,
+    Answer,
+    Ask,
+    Decide,
+    Evicted,
+    Failure,
+    Join,
+    LinkBroken,
+    Message,
+    News,
+    OpenVote,
+    Outcome,
+    Query,
+    Question,
+    Refused,
+    Register,
+    Registered,
+    Reply,
+    Round,
+    StoreRequest,
+    VoteCount,
+    VoteFailed,
+    VoteKind,
+    VoteServed,
+)
+from ray_pccl.settings import Settings
+from ray_pccl.types import Member, MembershipChange
+
+LINK_BREAKS_TO_EVICT = 3
+_FORMING = (Phase.EMPTY, Phase.FORMING, Phase.LAST_CALL)
+_ADMITTING = (VoteKind.UPDATE_TOPOLOGY, VoteKind.AWAIT_MINIMUM)
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """A round under way: who is still to answer, by when, and what the others said."""
+
+    round: Round
+    admit: bool
+    deadlines: dict[str, float]
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+
+class Group:
+    """The state machine of one group."""
+
+    def __init__(
+        self,
+        name: str,
+        durable: Durable,
+        settings: Settings,
+        emit: Callable[[Action], None],
+        next_round: Callable[[], Round],
+        census: Callable[[], dict[str, int]],
+        now: float,
+    ) -> None:
+        self.name = name
+        self.durable = durable.group(name)
+        self._all_durable = durable
+        self._settings = settings
+        self._emit = emit
+        self._next_round = next_round
+        self._census = census
+        self.log = PhaseLog(name, Phase.RETURNING if self.durable.members else Phase.EMPTY)
+        self.room = WaitingRoom(name)
+        self.store = Store(self.durable, self._append, self._send)
+        self.inquiry: Inquiry | None = None
+        self.lost: dict[str, str] = {}
+        """Members of this epoch that are gone, and why."""
+        self.leases: dict[str, float] = {}
+        """Those of `lost` that may still run unseen, and when that ends."""
+        self.votes: dict[VoteKind, dict[str, float]] = {kind: {} for kind in VoteKind}
+        """Who is in which call, and until when."""
+        self.returned: dict[str, bool] = {}
+        """While `RETURNING`: who is back, and whether it agrees with the journal."""
+        self.return_ends = now + settings.register_grace_s
+        self._passive: dict[str, float] = {}
+        self._held: dict[str, Ask] = {}
+        self._breaks: Counter[Edge] = Counter()
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def phase(self) -> Phase:
+        """Where the group is in its life."""
+        return self.log.phase
+
+    @property
+    def living(self) -> list[str]:
+        """The members of the epoch that are not known to be gone, in rank order."""
+        return [member.peer_id for member in self.durable.members if member.peer_id not in self.lost]
+
+    def has(self, peer_id: str) -> bool:
+        """Whether the peer is a member or waits to be one."""
+        return peer_id in self.room or peer_id in self.living
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether nothing would be lost with this group: nobody is here, and it never had an epoch."""
+        return self.phase is Phase.EMPTY and not self.durable.epoch and not self.durable.closed
+
+    # ----------------------------------------------------------------------------------------- coming and going
+
+    def join(self, join: Join, now: float) -> None:
+        """A new peer wants in."""
+        self._remember_passive(join.peer_id, join.passive_timeout_s)
+        if join.peer_id in self.living:
+            # It was admitted, but the master died before it was told: it is simply behind.
+            self._returns(join.peer_id, agrees=False, now=now)
+            return
+        limits = None if self.phase in _FORMING else (self.durable.min_world_size, self.durable.max_world_size)
+        refusal = self._closed() or self.room.refusal(join, limits, forming=self.phase in _FORMING)
+        if refusal is not None:
+            self._send(join.peer_id, Refused(refusal))
+            return
+        again = join.peer_id in self.room
+        self.room.admit(join, now)
+        if not again:
+            self._news(MembershipChange.WAITING, join.peer_id)
+        if self.phase in _FORMING:
+            self._gather(now, newcomer=not again)
+        else:
+            self._count_votes(now)
+
+    def register(self, register: Register, now: float) -> None:
+        """A member comes back after its connection, or the master, was lost."""
+        peer_id = register.peer_id
+        if peer_id not in self.living:
+            reason = self.lost.get(peer_id, f"the group {self.name!r} went on without it while it was away")
+            self._send(peer_id, Evicted(reason))
+            return
+        self._remember_passive(peer_id, register.passive_timeout_s)
+        agrees = (
+            register.epoch == self.durable.epoch and register.members == self.durable.members and not register.frozen
+        )
+        for vote in register.votes:
+            # A vote that was served meanwhile is settled by `Registered`, or by the `Decide` of the round to come.
+            if vote.kind is VoteKind.AWAIT_MINIMUM or vote.count >= self._counted(vote.kind).served:
+                self.votes[vote.kind][peer_id] = now + vote.timeout_s
+        self._returns(peer_id, agrees=agrees, now=now)
+        self._count_votes(now)
+        for other in register.broken_links:
+            self.link_broken(peer_id, LinkBroken(register.epoch, other), now)
+
+    def leave(self, peer_id: str, now: float) -> None:
+        """A peer says goodbye."""
+        if self.has(peer_id):
+            self._gone(peer_id, LEFT, certain=True, now=now)
+
+    def lose(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
+        """A peer is taken for dead. `certain`: its process can't be running any more."""
+        if self.has(peer_id):
+            self._send(peer_id, Evicted(reason))
+            self._gone(peer_id, reason, certain=certain, now=now)
+        elif certain:
+            self.lease_over(peer_id, now)
+
+    def lease_over(self, peer_id: str, now: float) -> None:
+        """A lost member can't be running any more."""
+        self.leases.pop(peer_id, None)
+        if self.phase is Phase.LEASED and not self.leases:
+            self._empty(now)
+
+    def froze(self, peer_id: str, now: float) -> None:
+        """An evicted member confirms that it does nothing more: that alone ends its epoch (R7)."""
+        if peer_id in self.lost:
+            self.leases.clear()
+            self.lease_over(peer_id, now)
+
+    def close(self, now: float) -> None:
+        """Nobody joins any more."""
+        if not self.durable.closed:
+            self._append(GroupClosed(self.name))
+            self._news(MembershipChange.CLOSED, None)
+            failure = self._closed()
+            assert failure is not None
+            self._refuse_all(lambda _: failure)
+            if self.phase in (Phase.FORMING, Phase.LAST_CALL):
+                self._gather(now)
+
+    def _gone(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
+        if peer_id in self.room:
+            self._stops_waiting(peer_id, reason, now)
+            return
+        self._mark_lost(peer_id, reason, certain=certain, now=now)
+        if not self.living:
+            self._dissolve(now)
+        elif self.phase is Phase.RETURNING:
+            self._check_returned(now)
+        else:
+            self._ask(now)
+
+    def _stops_waiting(self, peer_id: str, reason: str, now: float) -> None:
+        self.room.remove(peer_id)
+        self._passive.pop(peer_id, None)
+        self._news(MembershipChange.WITHDRAWN, peer_id, reason)
+        if self.phase in _FORMING:
+            self._gather(now)
+
+    def _mark_lost(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
+        self.lost[peer_id] = reason
+        if not certain:
+            self.leases[peer_id] = now + self._settings.master_lease_s
+        for voters in self.votes.values():
+            voters.pop(peer_id, None)
+        self._held.pop(peer_id, None)
+        self._passive.pop(peer_id, None)
+        self.returned.pop(peer_id, None)
+
+    def _dissolve(self, now: float) -> None:
+        if self.inquiry is not None and self.inquiry.answers:
+            self.leases.clear()  # whoever answered had frozen, and that ended the epoch (R7)
+        self.inquiry = None
+        self.returned.clear()
+        if self.leases:
+            self.log.enter(Phase.LEASED, now)
+        else:
+            self._empty(now)
+
+    def _empty(self, now: float) -> None:
+        self._append(GroupEmptied(self.name))
+        self.store.clear()
+        self.lost.clear()
+        self._breaks.clear()
+        self.log.enter(Phase.EMPTY, now)
+        self._gather(now, newcomer=True)
+
+    # ----------------------------------------------------------------------------------------------- rendezvous
+
+    def _gather(self, now: float, *, newcomer: bool = False) -> None:
+        """Brings a group that has not formed into the phase that its waiting room calls for."""
+        count = len(self.room)
+        if not count:
+            if self.phase is Phase.LAST_CALL:
+                self.log.enter(Phase.FORMING, now)
+            if self.phase is Phase.FORMING:
+                self.log.enter(Phase.EMPTY, now)
+            return
+        first = self.room.first.join
+        if self.phase is Phase.EMPTY:
+            self.log.enter(Phase.FORMING, now)
+        if count < first.min_world_size:
+            if self.phase is Phase.LAST_CALL:
+                self.log.enter(Phase.FORMING, now)
+            return
+        if self.phase is Phase.FORMING:
+            self.log.enter(Phase.LAST_CALL, now)
+            newcomer = True
+        if newcomer:
+            self.room.last_call_ends = now + first.last_call_s
+        if first.max_world_size is not None and count >= first.max_world_size:
+            self._form(now)
+
+    def _form(self, now: float) -> None:
+        first = self.room.first.join
+        joins = by_requested_rank(self.room.take(first.max_world_size))
+        self.log.enter(Phase.STEADY, now)
+        members = tuple(Member(join.peer_id, join.host) for join in joins)
+        self._begin(members, admits=True, limits=(first.min_world_size, first.max_world_size))
+        self._count_votes(now)
+
+    def _refuse_all(self, failure: Callable[[Join], Failure]) -> None:
+        for join in [waiter.join for waiter in self.room.waiters.values()]:
+            self._send(join.peer_id, Refused(failure(join)))
+        self.room.waiters.clear()
+
+    def _closed(self) -> Failure | None:
+        if not self.durable.closed:
+            return None
+        return Failure("RendezvousClosedError", f"group {self.name!r} was closed: nobody joins it any more")
+
+    # --------------------------------------------------------------------------------------------------- rounds
+
+    def answer(self, peer_id: str, answer: Answer, now: float) -> None:
+        """A peer has frozen, and tells what it holds."""
+        if self.inquiry is not None and answer.round == self.inquiry.round and peer_id in self.inquiry.deadlines:
+            del self.inquiry.deadlines[peer_id]
+            self.inquiry.answers[peer_id] = answer
+            self._decide_if_complete(now)
+
+    def poll(self, peer_id: str, now: float) -> None:
+        """A passive peer wants to know what it missed."""
+        if (held := self._held.pop(peer_id, None)) is not None and self.inquiry is not None:
+            self.inquiry.deadlines[peer_id] = now + self._settings.answer_timeout_s
+            self._send(peer_id, held)
+
+    def link_broken(self, peer_id: str, report: LinkBroken, now: float) -> None:
+        """Two members that both live can't reach each other (R4). A storm of reports makes one round."""
+        living = self.living
+        if self.phase is not Phase.STEADY or report.epoch != self.durable.epoch:
+            return
+        if peer_id == report.other or peer_id not in living or report.other not in living:
+            return
+        edge = frozenset((peer_id, report.other))
+        self._breaks[edge] += 1
+        stuck = self._breaks[edge] > 1 and order_avoiding(living, self._edges_to_avoid()) is None
+        if stuck or self._breaks[edge] >= LINK_BREAKS_TO_EVICT:
+            victim = max(edge, key=lambda end: (self._broken_edges_of(end), living.index(end)))
+            self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
+        else:
+            self._ask(now)
+
+    def _edges_to_avoid(self) -> set[Edge]:
+        return {edge for edge, breaks in self._breaks.items() if breaks > 1}
+
+    def _broken_edges_of(self, peer_id: str) -> int:
+        return sum(peer_id in edge for edge in self._breaks)
+
+    def _ask(self, now: float, *, admit: bool = False) -> None:
+        """Starts a round with all who live, or lets the one under way go on with fewer."""
+        if self.inquiry is not None:
+            # Recovery epochs only shrink (R10): whoever voted for an admission is asked again after this one.
+            self.inquiry.admit = False
+            self.inquiry.deadlines = {p: d for p, d in self.inquiry.deadlines.items() if p not in self.lost}
+            self._decide_if_complete(now)
+            return
+        self.log.enter(Phase.ASKING, now)
+        self.inquiry = Inquiry(self._next_round(), admit, {})
+        for peer_id in self.living:
+            self._put_question(peer_id, now)
+
+    def _put_question(self, peer_id: str, now: float) -> None:
+        assert self.inquiry is not None
+        question = Ask(self.inquiry.round)
+        patience = self._settings.answer_timeout_s
+        if peer_id in self._passive:
+            self._held[peer_id] = question
+            patience += self._passive[peer_id]
+        else:
+            self._send(peer_id, question)
+        self.inquiry.deadlines[peer_id] = now + patience
+
+    def _decide_if_complete(self, now: float) -> None:
+        inquiry = self.inquiry
+        if inquiry is None or inquiry.deadlines:
+            return
+        self.inquiry = None
+        survivors = {peer_id: inquiry.answers[peer_id].operations for peer_id in self.living}
+        outcomes = agree(survivors, self.lost.items())
+        joins = self._admissible(take=True) if inquiry.admit else []
+        by_id = {member.peer_id: member for member in self.durable.members}
+        order = self.living
+        if broken_edges(order, self._edges_to_avoid()):
+            order = order_avoiding(order, self._edges_to_avoid()) or order
+        members = tuple(by_id[peer_id] for peer_id in order)
+        members += tuple(Member(join.peer_id, join.host) for join in joins)
+        self.log.enter(Phase.STEADY, now)
+        limits = (self.durable.min_world_size, self.durable.max_world_size)
+        self._begin(members, admits=inquiry.admit, limits=limits, outcomes=outcomes)
+        self._count_votes(now)
+
+    def _begin(
+        self,
+        members: tuple[Member, ...],
+        *,
+        admits: bool,
+        limits: tuple[int, int | None],
+        outcomes: tuple[Outcome, ...] = (),
+    ) -> None:
+        """Writes the next epoch down, then tells its members."""
+        epoch = self.durable.epoch + 1
+        votes = dict(self.durable.votes)
+        if admits:
+            served = self._counted(VoteKind.UPDATE_TOPOLOGY).served
+            votes[VoteKind.UPDATE_TOPOLOGY.value] = VoteCount(served + 1, value=True)
+            self.votes[VoteKind.UPDATE_TOPOLOGY].clear()
+        if len(members) >= limits[0]:
+            self.votes[VoteKind.AWAIT_MINIMUM].clear()
+        admitted_in = epoch if admits else self.durable.admitted_in
+        self._append(EpochBegan(self.name, epoch, members, admitted_in, votes, *limits))
+        for peer_id in self.lost:
+            self.store.drop(peer_id)
+        lost = tuple(self.lost.items())
+        self.lost.clear()
+        self.leases.clear()
+        decision = Decide(epoch, members, admitted_in, outcomes, votes, lost, limits[0], self._census())
+        for member in members:
+            self._send(member.peer_id, decision)
+
+    # ------------------------------------------------------------------------------ after the master's restart
+
+    def _returns(self, peer_id: str, *, agrees: bool, now: float) -> None:
+        self._send(peer_id, Registered(dict(self.durable.votes) if agrees else {}))
+        if self.phase is Phase.RETURNING:
+            self.returned[peer_id] = agrees
+            self._check_returned(now)
+        elif self.phase is Phase.ASKING:
+            assert self.inquiry is not None
+            if peer_id in self.inquiry.deadlines:
+                self._put_question(peer_id, now)
+        elif not agrees:
+            self._ask(now)
+
+    def _check_returned(self, now: float) -> None:
+        missing = [peer_id for peer_id in self.living if peer_id not in self.returned]
+        if missing and now < self.return_ends:
+            return
+        reason = f"it did not come back within {self._settings.register_grace_s:g} s of the master's restart"
+        for peer_id in missing:
+            self._send(peer_id, Evicted(reason))
+            self._mark_lost(peer_id, reason, certain=False, now=now)
+        if not self.living:
+            self._dissolve(now)
+            return
+        agreed = not self.lost and all(self.returned.values())
+        self.returned.clear()
+        if agreed:
+            self.log.enter(Phase.STEADY, now)
+            self._count_votes(now)
+        else:
+            self._ask(now)
+
+    # ---------------------------------------------------------------------------------------------------- votes
+
+    def vote(self, peer_id: str, vote: OpenVote, now: float) -> None:
+        """A member is in a call in which all members meet."""
+        if peer_id not in self.living:
+            text = f"peer {peer_id} is no member of group {self.name!r}, so it has no vote"
+            self._send(peer_id, VoteFailed(vote.kind, Failure("NotAMemberError", text)))
+            return
+        count = self._counted(vote.kind)
+        if vote.kind is not VoteKind.AWAIT_MINIMUM and vote.count < count.served:
+            self._send(peer_id, VoteServed(vote.kind, count))
+            return
+        self.votes[vote.kind][peer_id] = now + vote.timeout_s
+        self._count_votes(now)
+
+    def withdraw(self, peer_id: str, kind: VoteKind) -> None:
+        """A member gave up waiting."""
+        self.votes[kind].pop(peer_id, None)
+
+    def _count_votes(self, now: float) -> None:
+        if self.phase is not Phase.STEADY:
+            return
+        minimum = self.durable.min_world_size
+        awaiting = self.votes[VoteKind.AWAIT_MINIMUM]
+        if awaiting and len(self.living) >= minimum:
+            for peer_id in awaiting:
+                self._send(peer_id, VoteServed(VoteKind.AWAIT_MINIMUM, VoteCount()))
+            awaiting.clear()
+        if self._all_in(VoteKind.PEERS_PENDING):
+            self._serve(VoteKind.PEERS_PENDING, value=len(self.room) > 0)
+        if self._all_in(*_ADMITTING):
+            newcomers = len(self._admissible())
+            if newcomers and (not awaiting or len(self.living) + newcomers >= minimum):
+                self._ask(now, admit=True)
+            elif not newcomers and not awaiting:
+                self._serve(VoteKind.UPDATE_TOPOLOGY, value=False)
+
+    def _counted(self, kind: VoteKind) -> VoteCount:
+        return self.durable.votes.get(kind.value, VoteCount())
+
+    def _all_in(self, *kinds: VoteKind) -> bool:
+        return all(any(peer_id in self.votes[kind] for kind in kinds) for peer_id in self.living)
+
+    def _serve(self, kind: VoteKind, *, value: bool) -> None:
+        count = VoteCount(self._counted(kind).served + 1, value)
+        self._append(VoteCounted(self.name, kind, count))
+        for peer_id in self.votes[kind]:
+            self._send(peer_id, VoteServed(kind, count))
+        self.votes[kind].clear()
+
+    def _admissible(self, *, take: bool = False) -> list[Join]:
+        maximum = self.durable.max_world_size
+        room = None if maximum is None else max(0, maximum - len(self.living))
+        if take:
+            return self.room.take(room)
+        return [waiter.join for waiter in list(self.room.waiters.values())[:room]]
+
+    def _fail_overdue_votes(self, now: float) -> None:
+        for kind, voters in self.votes.items():
+            if not any(now >= deadline for deadline in voters.values()):
+                continue
+            failure = self._too_few() if kind is VoteKind.AWAIT_MINIMUM else self._stuck(kind)
+            for peer_id in voters:
+                self._send(peer_id, VoteFailed(kind, failure))
+            voters.clear()
+
+    def _too_few(self) -> Failure:
+        text = (
+            f"group {self.name!r} has {len(self.living)} members in epoch {self.durable.epoch}, needs "
+            f"{self.durable.min_world_size}, and no newcomer came in time: start more peers"
+        )
+        return Failure("TooFewPeersError", text)
+
+    def _stuck(self, kind: VoteKind) -> Failure:
+        calls = {
+            peer_id: ", ".join(k.value for k in VoteKind if peer_id in self.votes[k]) or "no call known to the master"
+            for peer_id in self.living
+        }
+        who = "; ".join(f"{peer_id} (rank {rank}): {calls[peer_id]}" for rank, peer_id in enumerate(self.living))
+        text = (
+            f"not all members of group {self.name!r} came to {kind.value}() in epoch {self.durable.epoch}: {who}. "
+            "Every member has to make the same calls in the same order"
+        )
+        return Failure("OperationTimeoutError", text, {"calls": calls})
+
+    # ---------------------------------------------------------------------------------------- store and queries
+
+    def store_request(self, peer_id: str, request: StoreRequest, now: float) -> None:
+        """A member uses the group's key-value store."""
+        if peer_id in self.living:
+            self.store.request(peer_id, request, now)
+        else:
+            self._not_a_member(peer_id, request.number, "use its store")
+
+    def query(self, peer_id: str, query: Query, now: float) -> None:
+        """A member asks about the group, or closes it."""
+        if peer_id not in self.living:
+            self._not_a_member(peer_id, query.number, "ask about it")
+            return
+        if query.what is Question.SET_CLOSED:
+            self.close(now)
+        reply = Reply(query.number, flag=self.durable.closed, amount=len(self.room))
+        self._send(peer_id, reply)
+
+    def _not_a_member(self, peer_id: str, number: int, what: str) -> None:
+        text = f"peer {peer_id} is no member of group {self.name!r}: only members may {what}"
+        self._send(peer_id, Reply(number, failure=Failure("NotAMemberError", text)))
+
+    # ----------------------------------------------------------------------------------------------------- time
+
+    def tick(self, now: float) -> None:
+        """Ends every wait whose time is up."""
+        self.store.tick(now)
+        if self.phase in (Phase.FORMING, Phase.LAST_CALL):
+            self._tick_forming(now)
+        for join in self.room.expired(now):
+            self._send(join.peer_id, Refused(self.room.timeout(join, len(self.living))))
+            self._stops_waiting(join.peer_id, "its time to join ran out", now)
+        if self.phase is Phase.STEADY:
+            self._fail_overdue_votes(now)
+        elif self.phase is Phase.RETURNING:
+            self._check_returned(now)
+        elif self.phase is Phase.LEASED:
+            for peer_id in [peer for peer, ends in self.leases.items() if now >= ends]:
+                self.lease_over(peer_id, now)
+        if self.inquiry is not None:
+            for peer_id in [peer for peer, ends in self.inquiry.deadlines.items() if now >= ends]:
+                reason = f"it did not answer the master within {self._settings.answer_timeout_s:g} s"
+                self.lose(peer_id, reason, certain=False, now=now)
+
+    def _tick_forming(self, now: float) -> None:
+        first = self.room.first
+        if self.phase is Phase.LAST_CALL:
+            if now >= min(self.room.last_call_ends, *(w.deadline for w in self.room.waiters.values())):
+                self._form(now)
+        elif now >= first.deadline:
+            self._refuse_all(lambda join: self.room.timeout(join, 0))
+            self._gather(now)
+
+    # ------------------------------------------------------------------------------------------------- emitting
+
+    def _append(self, record: Record) -> None:
+        self._all_durable.apply(record)
+        self._emit(Append(record))
+
+    def _send(self, peer_id: str, message: Message) -> None:
+        self._emit(Send(peer_id, message))
+
+    def _news(self, change: MembershipChange, peer_id: str | None, reason: str = "") -> None:
+        for member in self.living:
+            if member not in self._passive:
+                self._send(member, News(change.value, peer_id, reason))
+
+    def _remember_passive(self, peer_id: str, passive_timeout_s: float | None) -> None:
+        if passive_timeout_s is None:
+            self._passive.pop(peer_id, None)
+        else:
+            self._passive[peer_id] = passive_timeout_s

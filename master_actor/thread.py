@@ -1,0 +1,135 @@
+"""A master in a thread of this process: what `serve`, the Ray actor and the command line all run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from types import TracebackType
+
+from master_actor.journal import FileStorage, Journal, MemoryStorage, Storage
+from master_actor.server import Server
+from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.errors import UsageError
+from ray_pccl.settings import Settings
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+class MasterThread:
+    """Runs a `Server` on an event loop of its own.
+
+    As a context manager it gives the `Endpoint`. Leaving it ends the master: for good if its journal ends with it, so
+    that peers get `MasterStoppedError`; silently if the journal stays, so that the next master on it finds the groups
+    as they were.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        storage: Storage | None = None,
+        key: bytes | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._durable = storage is not None
+        self._storage = storage if storage is not None else MemoryStorage()
+        self._host, self._port, self._key = host, port, key
+        self._settings = settings if settings is not None else Settings.from_env()
+        self._started: Future[Endpoint] = Future()
+        self._stop: tuple[bool, str | None] = (False, None)
+        self._ending: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="ray_pccl-master", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.server: Server
+        self.superseded = threading.Event()
+
+    def start(self) -> Endpoint:
+        """Starts the master and returns where it listens; raises what kept it from starting."""
+        if self._thread.ident is not None:
+            raise UsageError("this master was started already; make a new one")
+        self._thread.start()
+        return self._started.result(START_TIMEOUT_S)
+
+    def stop(self, reason: str | None = None) -> None:
+        """Ends the master. With a reason it ends for good: peers are told, and the journal is erased."""
+        self._end(crash=False, reason=reason)
+
+    def crash(self) -> None:
+        """Ends the master as a SIGKILL of its process would. For tests."""
+        self._end(crash=True, reason=None)
+
+    def evict(self, peer_id: str, reason: str) -> None:
+        """Puts a peer out of its group; it gets `PeerEvictedError` with the reason."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.server.evict, peer_id, reason)
+
+    def join(self) -> None:
+        """Waits until the master has ended."""
+        self._thread.join()
+
+    def __enter__(self) -> Endpoint:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(None if self._durable else "the master was stopped")
+
+    def _end(self, *, crash: bool, reason: str | None) -> None:
+        self._stop = (crash, reason)
+        if self._loop is not None and self._ending is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ending = asyncio.Event()
+        self.server = Server(
+            Journal(self._storage),
+            self._settings,
+            host=self._host,
+            port=self._port,
+            key=self._key,
+            on_superseded=self._on_superseded,
+        )
+        self._started.set_result(await self.server.start())
+        await self._ending.wait()
+        crash, reason = self._stop
+        await (self.server.crash() if crash else self.server.stop(reason))
+
+    def _on_superseded(self) -> None:
+        assert self._ending is not None
+        self.superseded.set()
+        self._ending.set()
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    journal: str | None = None,
+    key: bytes | None = None,
+    settings: Settings | None = None,
+) -> MasterThread:
+    """A master in a thread of this process, outside Ray: ``with serve() as endpoint: ...``.
+
+    Args:
+        host: The address to bind; loopback unless told otherwise.
+        port: The port; 0 takes the one of the last run on this journal, or any.
+        journal: A file that lets the next `serve` on it go on with the same groups, epochs, key and port.
+        key: The key that peers must prove; a random one, or the journal's, if not given.
+        settings: How long to wait for what; the environment's if not given.
+    """
+    storage = None if journal is None else FileStorage(journal)
+    return MasterThread(host=host, port=port, storage=storage, key=key, settings=settings)

@@ -1,0 +1,352 @@
+"""Everything that is said on a control connection, as typed, immutable messages.
+
+Decoding checks every field against its type, so that a malformed message is a `ProtocolError` here and never a
+surprise further in. `Round` numbers are (boot, n): a master's boot number, then its count.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ray_pccl.types import Member
+
+Round = tuple[int, int]
+LEFT = "it left"
+"""The reason in `Decide.lost` for who said goodbye."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Base of all messages."""
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An error on its way to the peer that will raise it: the class's name, its text, its attributes."""
+
+    error: str
+    text: str
+    details: dict[str, Any] = {}
+
+
+class VoteKind(Enum):
+    """The calls in which all members meet at the master."""
+
+    UPDATE_TOPOLOGY = "update_topology"
+    PEERS_PENDING = "are_peers_pending"
+    AWAIT_MINIMUM = "await_minimum"
+
+
+class OperationState(Enum):
+    """How far a peer is in an operation, as it answers after a death."""
+
+    RUNNING = "running"
+    """Entered; its full result is not there yet."""
+    PREPARED = "prepared"
+    """Holds its full result, and has not heard the same from all."""
+    COMMITTED = "committed"
+    """Heard *prepared* from all, and may have returned."""
+    FAILED = "failed"
+    """Failed for good: consumed, never retried."""
+
+
+class Verdict(Enum):
+    """What the master decides about an operation."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    CONSUME = "consume"
+
+
+class OperationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One operation in a peer's answer. `epoch` is the one whose members' inputs it works on."""
+
+    tag: int
+    number: int
+    state: OperationState
+    epoch: int
+    retry: bool = True
+    failure: Failure | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of one operation: the same for every member."""
+
+    tag: int
+    number: int
+    verdict: Verdict
+    epoch: int
+    failure: Failure | None = None
+
+
+class VoteCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many votes of a kind the group has served, and the answer to the last one."""
+
+    served: int = 0
+    value: bool = False
+
+
+class OpenVote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A vote that its peer still waits for; `count` is how many of its kind had been served when it was cast."""
+
+    kind: VoteKind
+    count: int
+    timeout_s: float
+
+
+# ---------------------------------------------------------------------------------------------- peer to master
+
+
+class Join(Message, frozen=True):
+    """A new peer asks to be in a group."""
+
+    peer_id: str
+    group: str
+    host: str
+    min_world_size: int
+    max_world_size: int | None
+    rank: int | None
+    timeout_s: float
+    last_call_s: float
+    watched: bool
+    passive_timeout_s: float | None
+
+
+class Register(Message, frozen=True):
+    """A member comes back after its connection or its master was lost, with all that it knows (R5)."""
+
+    peer_id: str
+    group: str
+    host: str
+    epoch: int
+    members: tuple[Member, ...]
+    frozen: bool
+    votes: tuple[OpenVote, ...]
+    broken_links: tuple[str, ...]
+    watched: bool
+    passive_timeout_s: float | None
+
+
+class Answer(Message, frozen=True):
+    """A frozen peer tells what it holds of each operation that not everyone is known to have finished."""
+
+    round: Round
+    epoch: int
+    operations: tuple[OperationReport, ...]
+
+
+class Vote(Message, frozen=True):
+    """The peer is in one of the calls in which all members meet."""
+
+    vote: OpenVote
+
+
+class Withdraw(Message, frozen=True):
+    """The peer gave up a vote that it cast."""
+
+    kind: VoteKind
+
+
+class LinkBroken(Message, frozen=True):
+    """The peer's link to `other` broke in `epoch`."""
+
+    epoch: int
+    other: str
+
+
+class Leave(Message, frozen=True):
+    """The peer leaves, by `close()`."""
+
+
+class Farewell(Message, frozen=True):
+    """The peer knows that it was evicted, and does nothing more in the old epoch."""
+
+
+class Poll(Message, frozen=True):
+    """A passive peer asks for what was held back for it."""
+
+
+class Beat(Message, frozen=True):
+    """A sign of life; the other side sends it back as it came."""
+
+    number: int
+
+
+class StoreOp(Enum):
+    """What can be asked of the group's key-value store."""
+
+    SET = "set"
+    GET = "get"
+    WAIT = "wait"
+    CHECK = "check"
+    ADD = "add"
+    COMPARE_SET = "compare_set"
+    DELETE = "delete"
+    APPEND = "append"
+    NUM_KEYS = "num_keys"
+
+
+class StoreRequest(Message, frozen=True):
+    """One request to the store.
+
+    `number` is unique for the peer. Requests below `acknowledged` were all answered: the master may forget them. The
+    two make a request that is sent again after a restart count once.
+    """
+
+    number: int
+    acknowledged: int
+    op: StoreOp
+    keys: tuple[str, ...] = ()
+    values: tuple[bytes, ...] = ()
+    amount: int = 0
+    timeout_s: float = 0.0
+
+
+class Question(Enum):
+    """What a peer may ask about its group at any time."""
+
+    NUM_WAITING = "num_waiting"
+    IS_CLOSED = "is_closed"
+    SET_CLOSED = "set_closed"
+
+
+class Query(Message, frozen=True):
+    """A question about the group, or the request to close it."""
+
+    number: int
+    what: Question
+
+
+# -------------------------------------------------------------------------------------------- sentinel to master
+
+
+class ProcessState(Enum):
+    """What a sentinel sees of a process."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    EXITING = "exiting"
+
+
+class Watch(Message, frozen=True):
+    """A sentinel's opening: the host it watches."""
+
+    host: str
+
+
+class Seen(Message, frozen=True):
+    """The sentinel saw the process of a peer change, or watches it from now on."""
+
+    peer_id: str
+    state: ProcessState
+
+
+# ---------------------------------------------------------------------------------------------- master to peer
+
+
+class Welcome(Message, frozen=True):
+    """The master's opening on every authenticated connection."""
+
+    boot: int
+    master_id: str
+    shared: dict[str, float]
+
+
+class Refused(Message, frozen=True):
+    """The join failed."""
+
+    failure: Failure
+
+
+class Registered(Message, frozen=True):
+    """The master knows the member again; its epoch stands unless a round follows.
+
+    `votes` settles votes that were served while the member was away.
+    """
+
+    votes: dict[str, VoteCount]
+
+
+class Ask(Message, frozen=True):
+    """The question of a round: freeze the epoch, then answer (R1)."""
+
+    round: Round
+
+
+class Decide(Message, frozen=True):
+    """A new epoch, as a whole: who is in it, and what became of everything that was open."""
+
+    epoch: int
+    members: tuple[Member, ...]
+    admitted_in: int
+    outcomes: tuple[Outcome, ...]
+    votes: dict[str, VoteCount]
+    lost: tuple[tuple[str, str], ...]
+    min_world_size: int
+    attributes: dict[str, int]
+
+
+class Evicted(Message, frozen=True):
+    """The peer is out of its group."""
+
+    reason: str
+
+
+class VoteServed(Message, frozen=True):
+    """All members voted, and nothing about the membership changes."""
+
+    kind: VoteKind
+    count: VoteCount
+
+
+class VoteFailed(Message, frozen=True):
+    """The vote will not be served: members are in different calls, or too few."""
+
+    kind: VoteKind
+    failure: Failure
+
+
+class Reply(Message, frozen=True):
+    """The answer to a `StoreRequest` or a `Query`."""
+
+    number: int
+    values: tuple[bytes, ...] = ()
+    flag: bool = False
+    amount: int = 0
+    failure: Failure | None = None
+
+
+class News(Message, frozen=True):
+    """Something happened to the group that callbacks may want to know."""
+
+    change: str
+    peer_id: str | None
+    reason: str
+
+
+class Stopped(Message, frozen=True):
+    """The master ends for good."""
+
+    reason: str
+
+
+FromPeer = (
+    Join | Register | Answer | Vote | Withdraw | LinkBroken | Leave | Farewell | Poll | Beat | StoreRequest | Query
+)
+FromSentinel = Watch | Seen
+FromMaster = (
+    Welcome
+    | Refused
+    | Registered
+    | Ask
+    | Decide
+    | Evicted
+    | VoteServed
+    | VoteFailed
+    | Reply
+    | News
+    | Stopped
+    | Beat
+)
+ToMaster = FromPeer | FromSentinel

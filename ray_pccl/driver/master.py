@@ -1,0 +1,114 @@
+"""Starting, finding and stopping the master: one detached, named actor for each Ray namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from master_actor.actor import MASTER_NAME, MasterActor, erase_journal
+from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.errors import MasterNotFoundError, MasterStoppedError, MasterUnreachableError, UsageError
+from ray_pccl.settings import PREFIX, Settings
+
+DEFAULT_NAMESPACE = "ray_pccl"
+NAMESPACE_VARIABLE = PREFIX + "NAMESPACE"
+START_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 5.0
+_RETRY_S = 0.05
+
+
+def start_master(*, namespace: str | None = None, settings: Settings | None = None) -> Any:
+    """Starts the master, or finds the one that runs. Idempotent: call it from as many drivers as you like.
+
+    The master is a detached actor: it outlives this driver, and Ray restarts it when it dies, with its groups as they
+    were. `stop_master()` ends it.
+
+    Args:
+        namespace: The Ray namespace to keep it in; ``RAY_PCCL_NAMESPACE`` or "ray_pccl" if not given, whatever the
+            namespace of the job is, so that another job finds it.
+        settings: For a master that is started by this call; from ``RAY_PCCL_*`` variables if not given.
+
+    Returns:
+        The actor's handle.
+    """
+    _require_ray()
+    namespace = _namespace(namespace)
+    settings = settings if settings is not None else Settings.from_env()
+    options = {"name": MASTER_NAME, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
+    actor = MasterActor.options(**options, max_restarts=-1, num_cpus=0).remote(namespace, settings)
+    try:
+        ray.get(actor.endpoint.remote(), timeout=START_TIMEOUT_S)
+    except GetTimeoutError:
+        raise MasterUnreachableError(
+            f"the master actor did not start within {START_TIMEOUT_S:g} s: look at its log in the Ray dashboard"
+        ) from None
+    return actor
+
+
+def stop_master(*, namespace: str | None = None) -> None:
+    """Ends the master for good. Its peers get `MasterStoppedError`. Does nothing if there is none."""
+    _require_ray()
+    namespace = _namespace(namespace)
+    try:
+        actor = ray.get_actor(MASTER_NAME, namespace=namespace)
+    except ValueError:
+        return
+    # A master that can't be asked any more is killed all the same.
+    with contextlib.suppress(RayActorError, GetTimeoutError):
+        ray.get(actor.stop.remote("stop_master() was called"), timeout=_CALL_TIMEOUT_S)
+    ray.kill(actor, no_restart=True)
+    erase_journal(namespace)
+
+
+def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
+    """Where the master listens now; waits for one that is being restarted.
+
+    Raises:
+        MasterNotFoundError: There is none: call `start_master()` first.
+        MasterUnreachableError: It did not answer in time.
+    """
+    _require_ray()
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return finder(namespace)()
+        except MasterStoppedError:
+            raise MasterNotFoundError(
+                f"there is no master in the Ray namespace {_namespace(namespace)!r}: call ray_pccl.start_master() first"
+            ) from None
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() >= deadline:
+                raise MasterUnreachableError(f"the master did not answer within {timeout_s:g} s: {error}") from error
+            time.sleep(_RETRY_S)
+
+
+def finder(namespace: str | None) -> Callable[[], Endpoint]:
+    """A function that asks Ray where the master is. It raises `MasterStoppedError` once there is none any more."""
+    namespace = _namespace(namespace)
+
+    def find() -> Endpoint:
+        try:
+            actor = ray.get_actor(MASTER_NAME, namespace=namespace)
+        except ValueError:
+            # Ray restarts the actor whenever it dies, so one that is not there was stopped.
+            raise MasterStoppedError(f"the master in the Ray namespace {namespace!r} was stopped") from None
+        answer: Any = ray.get(actor.endpoint.remote(), timeout=_CALL_TIMEOUT_S)
+        assert isinstance(answer, Endpoint)
+        return answer
+
+    return find
+
+
+def _namespace(namespace: str | None) -> str:
+    return namespace or os.environ.get(NAMESPACE_VARIABLE) or DEFAULT_NAMESPACE
+
+
+def _require_ray() -> None:
+    if not ray.is_initialized():
+        raise UsageError("Ray is not running in this process: call ray.init() first, or pass master=<endpoint>")

@@ -1,0 +1,134 @@
+"""Every error that ray_pccl raises: one base, one class per cause.
+
+A message names the peer, the group and the epoch concerned, what was expected and what came, and what to do. What a
+program may want to read is an attribute too. All of them pickle, so they cross Ray and processes unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class PCCLError(Exception):
+    """Base of all errors of this package.
+
+    Keyword arguments become attributes (``error.reason``) and survive pickling.
+    """
+
+    def __init__(self, message: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+        for name, value in details.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Callable[..., PCCLError], tuple[Any, ...]]:
+        return _rebuild, (type(self), str(self), self.details)
+
+
+def _rebuild(cls: type[PCCLError], message: str, details: dict[str, Any]) -> PCCLError:
+    return cls(message, **details)
+
+
+class SettingsError(PCCLError, ValueError):
+    """A setting or an argument is outside its allowed range."""
+
+
+class UsageError(PCCLError):
+    """A call that makes no sense in the communicator's present state, such as ``connect()`` twice."""
+
+
+class NotConnectedError(UsageError):
+    """The communicator is not a member of its group: call ``connect()`` first."""
+
+
+class RendezvousError(PCCLError):
+    """Joining the group failed."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """The group did not form, or did not admit this peer, in time. Not meant to be retried blindly."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The group was closed with ``set_closed()``: nobody joins it any more."""
+
+
+class GroupMismatchError(RendezvousError):
+    """The peer asked for another minimum or maximum world size than the group has."""
+
+
+class RankTakenError(RendezvousError):
+    """Another peer of the forming group asked for the same rank."""
+
+
+class MasterError(PCCLError):
+    """The master can't be used."""
+
+
+class MasterNotFoundError(MasterError):
+    """There is no master: ``ray_pccl.start_master()`` was not called, or in another namespace."""
+
+
+class MasterUnreachableError(MasterError, ConnectionError):
+    """The master did not answer for longer than ``master_timeout_s``. It may come back."""
+
+
+class MasterStoppedError(MasterError):
+    """The master was stopped for good; it will not come back."""
+
+
+class AuthenticationError(MasterError):
+    """The other side does not hold the same key."""
+
+
+class ProtocolError(PCCLError):
+    """Bytes that are no message of ours: garbage, a wrong version, an oversized frame."""
+
+
+class PeerLostError(PCCLError):
+    """A peer that takes part died. ``peers`` names who, ``reason`` says how it was noticed."""
+
+    peers: tuple[str, ...]
+    reason: str
+
+
+class PeerEvictedError(PCCLError):
+    """This peer was taken for dead and put out of its group; ``reason`` says why.
+
+    Nothing it still holds of the old epoch counts. ``connect()`` joins again, as a new peer.
+    """
+
+    reason: str
+
+
+class NotAMemberError(PCCLError):
+    """Only members of the group may do this; who waits for admission, or was evicted, may not."""
+
+
+class TooFewPeersError(PCCLError, TimeoutError):
+    """The group fell below ``min_world_size`` and no newcomer came in time."""
+
+
+class OperationTimeoutError(PCCLError, TimeoutError):
+    """Members did not all enter the same call in time. ``calls`` tells who is in which."""
+
+    calls: dict[str, str]
+
+
+class StoreError(PCCLError):
+    """The group's key-value store refused a request, such as ``add`` on a value that is no number."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """A key did not appear in the store in time."""
+
+
+def _subclasses(cls: type[PCCLError]) -> list[type[PCCLError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _subclasses(sub))]
+
+
+def error_named(name: str, message: str, details: dict[str, Any]) -> PCCLError:
+    """The error that the other side of a connection described; one it alone knows becomes a `PCCLError`."""
+    known = {cls.__name__: cls for cls in _subclasses(PCCLError)}
+    return known.get(name, PCCLError)(message, **details)

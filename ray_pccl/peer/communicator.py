@@ -1,0 +1,321 @@
+"""What a user holds: one peer in one group."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from types import TracebackType
+
+from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
+from ray_pccl.errors import NotConnectedError, PCCLError, SettingsError, UsageError
+from ray_pccl.peer.connection import MasterConnection
+from ray_pccl.peer.events import EventQueue
+from ray_pccl.peer.host import host_id, supports_sentinel
+from ray_pccl.peer.membership import ENDED, Effect, Identity, Membership, Standing, View
+from ray_pccl.peer.store import Store
+from ray_pccl.settings import Settings
+from ray_pccl.types import Attribute, MembershipEvent
+
+SENTINEL_PATIENCE_S = 2.0
+"""How long `connect()` waits for the host's sentinel before it goes on without its word."""
+
+
+class Communicator:
+    """This process's membership in a peer group.
+
+    Args:
+        peer_group: The group's name, or a number as in PCCL (the number 7 and the name "7" are the same group).
+        master: Where the master is: an `Endpoint` or its string form. Inside Ray it may be left out: the detached actor
+            that `ray_pccl.start_master()` made is found by itself, and again after it was restarted elsewhere.
+        min_world_size: The group forms when this many have joined. The same on all peers.
+        max_world_size: At most this many members; None for no limit. The same on all peers.
+        rank: The rank to ask for: honoured in the group's first epoch. Survivors of a death keep their order.
+        settings: How long to wait for what; from ``RAY_PCCL_*`` variables if not given.
+        namespace: The Ray namespace of the master, if not the default one.
+
+    May be used from several threads. Ranks are not stable across epochs. A forked child can't use its parent's.
+    """
+
+    def __init__(
+        self,
+        peer_group: str | int = 0,
+        *,
+        master: Endpoint | str | None = None,
+        min_world_size: int = 1,
+        max_world_size: int | None = None,
+        rank: int | None = None,
+        settings: Settings | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        self._group = _group_name(peer_group)
+        _check_sizes(min_world_size, max_world_size, rank)
+        self._limits = (min_world_size, max_world_size, rank)
+        self._master = Endpoint.parse(master) if isinstance(master, str) else master
+        self._settings = settings if settings is not None else Settings.from_env()
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._peer_id = _new_peer_id()
+        self._connection: MasterConnection | None = None
+        self._early_call = False
+        self._operations_entered = 0
+        self._events = EventQueue()
+        self.store = Store(self._store_request, lambda: self._settings.store_timeout_s)
+        """The group's key-value store."""
+        _open.add(self)
+
+    # -------------------------------------------------------------------------------------- joining and leaving
+
+    def connect(self, timeout: float | None = None) -> None:
+        """Joins the group: blocks until it has formed with this peer, or has admitted it.
+
+        Args:
+            timeout: In seconds; ``join_timeout_s`` if not given.
+
+        Raises:
+            RendezvousTimeoutError: The group did not form, or did not admit this peer, in time.
+            RendezvousClosedError: The group was closed.
+            GroupMismatchError: The group has another minimum or maximum.
+            RankTakenError: Another peer of the forming group asked for the same rank.
+            MasterUnreachableError, MasterNotFoundError, MasterStoppedError, AuthenticationError: No master.
+            UsageError: Already connected.
+
+        After any of them nothing is left behind, and `connect()` may be called again. After `PeerEvictedError` from any
+        call it joins again as a new peer, with a new `peer_id`.
+        """
+        patience = self._settings.join_timeout_s if timeout is None else timeout
+        if patience <= 0:
+            raise SettingsError(f"connect() needs a timeout of more than 0 seconds, not {patience!r}")
+        with self._lock:
+            self._require_own_process()
+            if self._connection is not None and self._connection.membership.standing not in ENDED:
+                raise UsageError(f"already connected to group {self._group!r}, or connecting; call close() first")
+            if self._connection is not None:
+                self._connection.close()
+                self._peer_id = _new_peer_id()
+            started = time.monotonic()
+            endpoint, resolve = self._find_master(patience)
+            minimum, maximum, rank = self._limits
+            watched = self._settings.sentinel and supports_sentinel()
+            identity = Identity(self._peer_id, self._group, host_id(), minimum, maximum, rank, watched)
+            membership = Membership(identity, self._settings, time.monotonic())
+            connection = MasterConnection(membership, endpoint, resolve, self._events.put)
+            self._connection = connection
+        weakref.finalize(self, MasterConnection.close, connection)
+        joined = connection.start(max(0.001, patience - (time.monotonic() - started)))
+        try:
+            joined.result()
+        except BaseException:
+            connection.close()
+            raise
+        if watched:
+            connection.wait_watched(SENTINEL_PATIENCE_S)
+        self._early_call = True
+        self._operations_entered = 0
+
+    def close(self) -> None:
+        """Leaves the group. The others go on in a new epoch. Does nothing if not connected."""
+        connection, self._connection = self._connection, None
+        if connection is not None and self._pid == os.getpid():
+            connection.close()
+        self._events.close()
+
+    def __enter__(self) -> Communicator:
+        self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------- who is here
+
+    @property
+    def peer_group(self) -> str:
+        """The group's name."""
+        return self._group
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's name: unique for ever. A peer that connects again after an eviction has a new one."""
+        return self._peer_id
+
+    @property
+    def rank(self) -> int:
+        """This peer's place in the epoch, from 0."""
+        return self._view().rank
+
+    @property
+    def world_size(self) -> int:
+        """How many members the epoch has."""
+        return len(self._view().members)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present epoch: it only grows."""
+        return self._view().epoch
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The `peer_id` of every member, by rank."""
+        return tuple(member.peer_id for member in self._view().members)
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """A number about the epoch: a snapshot, the same on all members."""
+        view = self._view()
+        if attribute is Attribute.PEER_GROUP_WORLD_SIZE:
+            return len(view.members)
+        return view.attributes[attribute.value]
+
+    def on_membership(self, callback: Callable[[MembershipEvent], None]) -> None:
+        """Has `callback` called with every `MembershipEvent` from now on: joins, deaths with their reason, epochs.
+
+        Callbacks run one after another, in a thread of their own, so they may use the communicator. One that raises is
+        logged, and called again for the next event.
+        """
+        self._events.subscribe(callback)
+
+    # -------------------------------------------------------------------------------------------- calls for all
+
+    def update_topology(self, timeout: float | None = None) -> None:
+        """The vote that admits who waits: returns when all members have called it, with the new epoch in place.
+
+        The first call since this peer was admitted returns at once if the peer has entered no operation since: the
+        others have just left the call that admitted it.
+
+        Raises:
+            OperationTimeoutError: Not all members came within `timeout` seconds (``op_timeout_s`` if not given); says
+                who is in which call.
+            PeerEvictedError, MasterStoppedError, MasterUnreachableError: The vote can't be held.
+        """
+        early, self._early_call = self._early_call, False
+        if early and not self._operations_entered:
+            self._view()
+            return
+        self._vote(VoteKind.UPDATE_TOPOLOGY, self._settings.op_timeout_s if timeout is None else timeout)
+
+    def are_peers_pending(self, timeout: float | None = None) -> bool:
+        """Whether peers wait for admission: a vote of all members, so that all get the same answer.
+
+        Raises:
+            OperationTimeoutError: Not all members came in time; says who is in which call.
+        """
+        return self._vote(VoteKind.PEERS_PENDING, self._settings.op_timeout_s if timeout is None else timeout)
+
+    def await_minimum(self, timeout: float | None = None) -> None:
+        """Waits until the group has its minimum again, admitting newcomers as they come.
+
+        Returns at once if it has. Operations call it by themselves.
+
+        Raises:
+            TooFewPeersError: Not enough newcomers within `timeout` seconds (``join_timeout_s`` if not given).
+        """
+        view = self._view()
+        if len(view.members) < view.min_world_size:
+            self._vote(VoteKind.AWAIT_MINIMUM, self._settings.join_timeout_s if timeout is None else timeout)
+
+    # --------------------------------------------------------------------------------------- calls for one alone
+
+    def num_waiting(self) -> int:
+        """How many peers wait for admission now. Members may see different numbers at the same time."""
+        return self._query(Question.NUM_WAITING).amount
+
+    def set_closed(self) -> None:
+        """Refuses all further joins, for good; who waits gets `RendezvousClosedError`. The members go on."""
+        self._query(Question.SET_CLOSED)
+
+    def is_closed(self) -> bool:
+        """Whether `set_closed()` was called on the group."""
+        return self._query(Question.IS_CLOSED).flag
+
+    # -------------------------------------------------------------------------------------------------- inside
+
+    def _require_own_process(self) -> None:
+        if self._pid != os.getpid():
+            raise UsageError("this communicator belongs to the parent process: make a new one after a fork")
+
+    def _connected(self) -> MasterConnection:
+        self._require_own_process()
+        connection = self._connection
+        if connection is None:
+            raise NotConnectedError(f"not connected to group {self._group!r}: call connect() first")
+        return connection
+
+    def _view(self) -> View:
+        membership = self._connected().membership
+        if membership.standing is not Standing.STOPPED:
+            membership.require_member()
+        return membership.view
+
+    def _vote(self, kind: VoteKind, timeout_s: float) -> bool:
+        connection = self._connected()
+        return bool(connection.call(lambda now: connection.membership.vote(kind, timeout_s, now)))
+
+    def _query(self, what: Question) -> Reply:
+        connection = self._connected()
+        reply: Reply = connection.call(lambda now: connection.membership.query(what, now))
+        return reply
+
+    def _store_request(
+        self,
+        op: StoreOp,
+        *,
+        keys: tuple[str, ...] = (),
+        values: tuple[bytes, ...] = (),
+        amount: int = 0,
+        timeout_s: float = 0.0,
+    ) -> Reply:
+        connection = self._connected()
+
+        def begin(now: float) -> tuple[Hashable, list[Effect]]:
+            return connection.membership.request(
+                op, now, keys=keys, values=values, amount=amount, timeout_s=timeout_s
+            )
+
+        reply: Reply = connection.call(begin)
+        return reply
+
+    def _find_master(self, patience: float) -> tuple[Endpoint, Callable[[], Endpoint] | None]:
+        if self._master is not None:
+            return self._master, None
+        from ray_pccl.driver.master import find_endpoint, finder
+
+        return find_endpoint(self._namespace, timeout_s=patience), finder(self._namespace)
+
+
+def _group_name(peer_group: str | int) -> str:
+    if isinstance(peer_group, bool) or not isinstance(peer_group, str | int) or peer_group == "":
+        raise SettingsError(f"peer_group is a name or a number, not {peer_group!r}")
+    return str(peer_group)
+
+
+def _check_sizes(minimum: int, maximum: int | None, rank: int | None) -> None:
+    if not isinstance(minimum, int) or minimum < 1:
+        raise SettingsError(f"min_world_size is 1 or more, not {minimum!r}")
+    if maximum is not None and (not isinstance(maximum, int) or maximum < minimum):
+        raise SettingsError(f"max_world_size is None, or at least min_world_size={minimum}, not {maximum!r}")
+    if rank is not None and (not isinstance(rank, int) or rank < 0 or (maximum is not None and rank >= maximum)):
+        raise SettingsError(f"rank is None, or from 0 to below max_world_size={maximum}, not {rank!r}")
+
+
+def _new_peer_id() -> str:
+    return f"{host_id()}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_groups() -> None:
+    """A process that ends in an orderly way leaves its groups, instead of being taken for dead."""
+    for communicator in list(_open):
+        with contextlib.suppress(PCCLError):
+            communicator.close()

@@ -1,0 +1,392 @@
+"""One connection to the master, kept through losses, on an event loop in a thread of its own.
+
+It carries out what `Membership` wants, and hands it what arrives. Callers in other threads submit calls and wait for
+futures; every future is ended by a result, a deadline in the machine, or the end of the membership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any
+
+from ray_pccl.control import frames
+from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.control.handshake import CHALLENGE_BYTES, DIGEST_BYTES, ClientSide
+from ray_pccl.control.messages import Beat, FromMaster, Message, Welcome
+from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
+from ray_pccl.peer.membership import ENDED, JOIN, Effect, Fail, Membership, Send, Settle, Tell
+from ray_pccl.peer.sentinel import Hello
+from ray_pccl.peer.watch import SentinelWatch
+from ray_pccl.types import MembershipEvent
+
+log = logging.getLogger("ray_pccl.peer")
+
+TICK_S = 0.05
+DIAL_TIMEOUT_S = 2.0
+FIRST_BACKOFF_S = 0.02
+SILENT_BEATS = 3
+"""A master that echoes nothing for this many heartbeat timeouts is dialled anew, while the old connection stays."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Link(asyncio.Protocol):
+    """One TCP connection: the handshake, then messages."""
+
+    def __init__(self, owner: MasterConnection, sock: socket.socket, key: bytes) -> None:
+        self._owner = owner
+        self._handshake = ClientSide(key)
+        self._pending = bytearray()
+        self._answered = False
+        self._reader: frames.FrameReader | None = None
+        self._transport: asyncio.Transport | None = None
+        self.sock = sock
+        self.welcomed: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._reader is None:
+                data = self._prove(data)
+            if self._reader is not None and data:
+                for message in self._reader.feed(data):
+                    if not self.welcomed.done() and isinstance(message, Welcome):
+                        self.welcomed.set_result(message)
+                    else:
+                        self._owner.received(self, message)
+        except (ProtocolError, AuthenticationError) as error:
+            self._broken(error)
+
+    def _prove(self, data: bytes) -> bytes:
+        self._pending += data
+        if not self._answered and len(self._pending) >= CHALLENGE_BYTES:
+            challenge = bytes(self._pending[:CHALLENGE_BYTES])
+            del self._pending[:CHALLENGE_BYTES]
+            assert self._transport is not None
+            self._transport.write(self._handshake.answer(challenge))
+            self._answered = True
+        if not self._answered or len(self._pending) < DIGEST_BYTES:
+            return b""
+        self._handshake.verify(bytes(self._pending[:DIGEST_BYTES]))
+        self._reader = frames.FrameReader(at_master=False)
+        return bytes(self._pending[DIGEST_BYTES:])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.welcomed.done():
+            refused = self._answered and self._reader is None
+            error = AuthenticationError("the master does not accept this endpoint's key") if refused else None
+            self.welcomed.set_exception(error or ConnectionError("the master closed the connection"))
+        self._owner.lost(self)
+
+    def _broken(self, error: PCCLError) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(error)
+        log.warning("dropped the connection to the master: %s", error)
+        self.abort()
+
+    def send(self, message: Message) -> None:
+        """Queues a message."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames.encode(message))
+
+    def close(self) -> None:
+        """Ends the connection after what was sent has left."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class MasterConnection:
+    """A peer's thread: dials, beats, receives, and ends waits."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        endpoint: Endpoint,
+        resolve: Callable[[], Endpoint] | None,
+        tell: Callable[[MembershipEvent], None],
+    ) -> None:
+        self.membership = membership
+        self._endpoint = endpoint
+        self._resolve = resolve
+        self._tell = tell
+        self._calls: dict[Hashable, Future[Any]] = {}
+        self._link: Link | None = None
+        self._links: set[Link] = set()
+        self._beats: dict[int, float] = {}
+        self._beat_number = 0
+        self._beat_next = 0.0
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._watch = SentinelWatch(self._hello, lambda: self.membership.master_id)
+        self._watch_task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="ray_pccl-peer", daemon=True)
+        _live.add(self)
+
+    # --------------------------------------------------------------------------------- for callers in any thread
+
+    def start(self, timeout_s: float) -> Future[Any]:
+        """Starts the thread, which joins the group; the future is the join's."""
+        self.membership.join(timeout_s, time.monotonic())
+        joined: Future[Any] = Future()
+        self._calls[JOIN] = joined
+        self._thread.start()
+        return joined
+
+    def call(self, begin: Callable[[float], tuple[Hashable, list[Effect]]]) -> Any:
+        """Begins a call on the loop, waits for its end, and returns its value or raises its error."""
+        started: Future[Hashable] = Future()
+        ended: Future[Any] = Future()
+
+        def on_loop() -> None:
+            try:
+                call, effects = begin(time.monotonic())
+            except PCCLError as error:
+                started.set_exception(error)
+                return
+            self._calls[call] = ended
+            started.set_result(call)
+            self._apply(effects)
+
+        self._submit(on_loop)
+        call = started.result()
+        try:
+            return ended.result()
+        except BaseException:
+            if not ended.done():  # interrupted: nobody waits any more
+                self._submit(lambda: self._abandon(call))
+            raise
+
+    def do(self, begin: Callable[[], list[Effect]]) -> None:
+        """Has the loop carry out effects that nobody waits for."""
+        self._submit(lambda: self._apply(begin()))
+
+    def wait_watched(self, timeout_s: float) -> bool:
+        """Whether the host's sentinel watches this process, after waiting for it for a moment."""
+        return self._watch.watched.wait(timeout_s)
+
+    def cut(self) -> None:
+        """Breaks the connection to the master, as a network would. For tests."""
+        self._submit(lambda: self._link.abort() if self._link is not None else None)
+
+    def close(self) -> None:
+        """Leaves the group, if still in it, and ends the thread. Safe to call twice, and from any thread."""
+        with contextlib.suppress(PCCLError):
+            self._submit(self._leave)
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def forsake(self) -> None:
+        """In a forked child: let go of the parent's sockets, so that they close with the parent."""
+        sockets = [link.sock for link in self._links]
+        if self._watch.sock is not None:
+            sockets.append(self._watch.sock)
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                os.close(sock.detach())
+
+    def _submit(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed: the membership has ended
+            self.membership.require_member()
+            raise
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._fail_all()
+            self._loop.close()
+            _live.discard(self)
+
+    async def _live(self) -> None:
+        tasks = [asyncio.create_task(self._dial_for_ever()), asyncio.create_task(self._tick_for_ever())]
+        await self._over.wait()
+        if self._watch_task is not None:
+            tasks.append(self._watch_task)
+        for task in tasks:
+            task.cancel()
+        for link in list(self._links):
+            link.close()
+        deadline = time.monotonic() + 1.0
+        while self._links and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._apply(self.membership.tick(now))
+            if self._link is not None and now >= self._beat_next:
+                self._beat(now, self._link)
+
+    def _beat(self, now: float, link: Link) -> None:
+        settings = self.membership.settings
+        self._beat_next = now + settings.heartbeat_interval_ms / 1000
+        self._beat_number += 1
+        self._beats[self._beat_number] = now
+        self._beats.pop(self._beat_number - 1000, None)
+        link.send(Beat(self._beat_number))
+        if now - self.membership.last_heard >= SILENT_BEATS * settings.heartbeat_timeout_s:
+            self._wake.set()
+
+    def received(self, link: Link, message: FromMaster) -> None:
+        """A message came from the master."""
+        if link is not self._link:
+            return
+        for other in self._links - {link}:  # the new connection works: now the old one may go
+            other.close()
+        if isinstance(message, Beat):
+            self.membership.heard(self._beats.pop(message.number, 0.0))
+        else:
+            self._apply(self.membership.received(message, time.monotonic()))
+
+    def lost(self, link: Link) -> None:
+        """A connection is gone."""
+        self._links.discard(link)
+        if link is self._link:
+            self._link = None
+            self._apply(self.membership.disconnected())
+            self._wake.set()
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(message):
+                    if self._link is not None:
+                        self._link.send(message)
+                case Settle(call, value):
+                    if (future := self._calls.pop(call, None)) is not None:
+                        future.set_result(value)
+                case Fail(call, error):
+                    if (future := self._calls.pop(call, None)) is not None:
+                        future.set_exception(error)
+                case Tell(event):
+                    self._tell(event)
+        if self.membership.standing in ENDED:
+            self._over.set()
+
+    def _leave(self) -> None:
+        self._apply(self.membership.leave())
+        self._over.set()
+
+    def _abandon(self, call: Hashable) -> None:
+        self._calls.pop(call, None)
+        self._apply(self.membership.abandon(call))
+
+    def _fail_all(self) -> None:
+        error = self.membership.ending or MasterStoppedError("the peer's control thread ended unexpectedly")
+        self.membership.ending = error
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
+
+    # -------------------------------------------------------------------------------------------------- dialling
+
+    async def _dial_for_ever(self) -> None:
+        backoff = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._dial()
+                backoff = FIRST_BACKOFF_S
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            except AuthenticationError as error:
+                if self._resolve is None:
+                    self._apply(self.membership.refused(error))
+                    return
+            except (OSError, ProtocolError, TimeoutError) as error:
+                log.debug("the master can't be reached: %s", error)
+            await self._look_up()
+            cap = self.membership.settings.reconnect_cap_ms / 1000
+            await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
+            backoff = min(2 * backoff, cap)
+
+    async def _look_up(self) -> None:
+        """Asks where the master is now; it may have been restarted elsewhere, or be gone for good."""
+        if self._resolve is None:
+            return
+        try:
+            endpoint = await self._loop.run_in_executor(None, self._resolve)
+        except MasterStoppedError as error:
+            self._apply(self.membership.master_gone(error))
+        except Exception as error:
+            log.debug("the master can't be found: %s", error)
+        else:
+            if endpoint != self._endpoint:
+                self._endpoint = endpoint
+                await self._watch.refresh()
+
+    async def _dial(self) -> None:
+        endpoint = self._endpoint
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                address = await self._loop.getaddrinfo(endpoint.host, endpoint.port, family=family, type=sock.type)
+                await self._loop.sock_connect(sock, address[0][4])
+                _, link = await self._loop.create_connection(lambda: Link(self, sock, endpoint.key), sock=sock)
+            except BaseException:
+                sock.close()
+                raise
+            self._links.add(link)
+            try:
+                welcome = await link.welcomed
+                greeting = self.membership.welcome(welcome, time.monotonic())
+            except BaseException:
+                link.abort()
+                raise
+        self._link = link
+        for message in greeting:
+            link.send(message)
+        self._beat(time.monotonic(), link)
+        if self._watch_task is None and self.membership.identity.watched:
+            self._watch_task = asyncio.create_task(self._watch.run())
+
+    def _hello(self) -> Hello:
+        settings, identity = self.membership.settings, self.membership.identity
+        return Hello(
+            identity.peer_id,
+            str(self._endpoint),
+            identity.host,
+            settings.sentinel_interval_ms / 1000,
+            settings.heartbeat_interval_ms / 1000,
+        )
+
+
+_live: weakref.WeakSet[MasterConnection] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for connection in list(_live):
+        connection.forsake()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

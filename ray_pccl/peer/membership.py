@@ -1,0 +1,482 @@
+"""One peer's life in a group, as a pure machine: what the master says goes in, effects come out.
+
+It holds all that a master could ask for after a restart. No socket, no thread and no clock lives here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ray_pccl.control.messages import (
+    LEFT,
+    Answer,
+    Ask,
+    Beat,
+    Decide,
+    Evicted,
+    Failure,
+    Farewell,
+    FromMaster,
+    Join,
+    Leave,
+    LinkBroken,
+    Message,
+    News,
+    OpenVote,
+    Poll,
+    Query,
+    Question,
+    Refused,
+    Register,
+    Registered,
+    Reply,
+    Round,
+    Stopped,
+    StoreOp,
+    StoreRequest,
+    Vote,
+    VoteCount,
+    VoteFailed,
+    VoteKind,
+    VoteServed,
+    Welcome,
+    Withdraw,
+)
+from ray_pccl.errors import (
+    MasterStoppedError,
+    MasterUnreachableError,
+    NotConnectedError,
+    OperationTimeoutError,
+    PCCLError,
+    PeerEvictedError,
+    ProtocolError,
+    RendezvousTimeoutError,
+    UsageError,
+    error_named,
+)
+from ray_pccl.peer.ledger import Ledger
+from ray_pccl.settings import Settings
+from ray_pccl.types import Member, MembershipChange, MembershipEvent
+
+JOIN = "join"
+SLACK_S = 2.0
+"""How much longer than the master a peer waits for an answer that the master owes it."""
+_UNKNOWN_REASON = "it was lost while the master restarted"
+
+
+class Standing(Enum):
+    """What the peer is to its group."""
+
+    JOINING = "joining"
+    MEMBER = "member"
+    REFUSED = "refused"
+    EVICTED = "evicted"
+    STOPPED = "stopped"
+    LEFT = "left"
+
+
+ENDED = (Standing.REFUSED, Standing.EVICTED, Standing.STOPPED, Standing.LEFT)
+
+# ------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the message to the master, if there is a connection; what matters is sent again after a reconnect."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A call has its result."""
+
+    call: Hashable
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """A call has failed."""
+
+    call: Hashable
+    error: PCCLError
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Callbacks may want to know."""
+
+    event: MembershipEvent
+
+
+Effect = Send | Settle | Fail | Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who joins what, and how."""
+
+    peer_id: str
+    group: str
+    host: str
+    min_world_size: int = 1
+    max_world_size: int | None = None
+    rank: int | None = None
+    watched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An epoch as this peer sees it: immutable, so that any thread may read it."""
+
+    epoch: int = 0
+    rank: int = -1
+    members: tuple[Member, ...] = ()
+    min_world_size: int = 1
+    attributes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request that the master owes an answer to, and the latest time for it."""
+
+    message: Message
+    deadline: float
+
+
+class Membership:
+    """The machine. Every method that changes something returns the effects to carry out, in order."""
+
+    def __init__(self, identity: Identity, settings: Settings, now: float) -> None:
+        self.identity = identity
+        self.settings = settings
+        self.standing = Standing.JOINING
+        self.view = View()
+        self.ledger = Ledger()
+        self.ending: PCCLError | None = None
+        """Why the peer is no member any more."""
+        self.boot = 0
+        self.master_id = ""
+        self._admitted_in = 0
+        self._round: Round = (0, 0)
+        self._heard = now
+        self._polled = now
+        self._join_ends = now
+        self._ever_welcomed = False
+        self._lease_over = False
+        self._number = 0
+        self._counts: dict[str, VoteCount] = {}
+        self._votes: dict[VoteKind, _Call] = {}
+        self._requests: dict[int, _Call] = {}
+        self._broken_links: set[str] = set()
+
+    # ---------------------------------------------------------------------------------------------- connections
+
+    def welcome(self, welcome: Welcome, now: float) -> list[Message]:
+        """A master answered: what to tell it first. Raises `ProtocolError` for one that was replaced (R6)."""
+        if welcome.boot < self.boot:
+            raise ProtocolError(f"this is the master of boot {welcome.boot}, and {self.boot} has replaced it")
+        self.boot, self.master_id = welcome.boot, welcome.master_id
+        self.settings = self.settings.with_shared(welcome.shared)
+        self._heard = now
+        self._ever_welcomed = True
+        me, passive = self.identity, self._passive_timeout()
+        if self.standing is Standing.JOINING:
+            timeout = max(0.0, self._join_ends - now)
+            last_call = self.settings.last_call_s
+            limits = (me.min_world_size, me.max_world_size, me.rank)
+            return [Join(me.peer_id, me.group, me.host, *limits, timeout, last_call, me.watched, passive)]
+        return self._registration(now)
+
+    def _registration(self, now: float) -> list[Message]:
+        """All that a master needs to know of a member, and what the member still waits for."""
+        self._lease_over = False
+        me, passive = self.identity, self._passive_timeout()
+        votes = tuple(
+            msgspec.structs.replace(call.message.vote, timeout_s=max(0.0, call.deadline - SLACK_S - now))
+            for call in self._votes.values()
+            if isinstance(call.message, Vote)
+        )
+        register = Register(
+            me.peer_id,
+            me.group,
+            me.host,
+            self.view.epoch,
+            self.view.members,
+            self.ledger.frozen,
+            votes,
+            tuple(sorted(self._broken_links)),
+            me.watched,
+            passive,
+        )
+        return [register, *(self._again(call, now) for call in self._requests.values())]
+
+    def disconnected(self) -> list[Effect]:
+        """The connection is lost; it will be made anew."""
+        return [self._tell(MembershipChange.MASTER_LOST)] if self.standing is Standing.MEMBER else []
+
+    def heard(self, sent: float) -> None:
+        """The master echoed a beat that was sent at this time: the lease runs from there (R7)."""
+        self._heard = max(self._heard, sent)
+
+    @property
+    def last_heard(self) -> float:
+        """When the master was known to be there for the last time."""
+        return self._heard
+
+    def _passive_timeout(self) -> float | None:
+        return None if self.settings.proactive_recovery else self.settings.passive_timeout_s
+
+    @staticmethod
+    def _again(call: _Call, now: float) -> Message:
+        if isinstance(call.message, StoreRequest):
+            return msgspec.structs.replace(call.message, timeout_s=max(0.0, call.deadline - SLACK_S - now))
+        return call.message
+
+    # ---------------------------------------------------------------------------------------------------- calls
+
+    def join(self, timeout_s: float, now: float) -> None:
+        """The peer wants in, within this time."""
+        self._join_ends = now + timeout_s
+
+    def vote(self, kind: VoteKind, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
+        """The peer enters a call in which all members meet."""
+        self.require_member()
+        if kind in self._votes:
+            raise UsageError(f"{kind.value}() of group {self.identity.group!r} is running in another thread already")
+        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s)
+        self._votes[kind] = _Call(Vote(vote), now + timeout_s + SLACK_S)
+        self._polled = now
+        return kind, [Send(Vote(vote))]
+
+    def request(
+        self,
+        op: StoreOp,
+        now: float,
+        *,
+        keys: tuple[str, ...] = (),
+        values: tuple[bytes, ...] = (),
+        amount: int = 0,
+        timeout_s: float = 0.0,
+    ) -> tuple[Hashable, list[Effect]]:
+        """The peer asks something of the group's store."""
+        self.require_member()
+        acknowledged = min(self._requests, default=self._number)
+        message = StoreRequest(self._next_number(), acknowledged, op, keys, values, amount, timeout_s)
+        waits = op in (StoreOp.GET, StoreOp.WAIT)
+        return self._owed(message.number, message, timeout_s if waits else self.settings.master_timeout_s, now)
+
+    def query(self, what: Question, now: float) -> tuple[Hashable, list[Effect]]:
+        """The peer asks something about its group."""
+        self.require_member()
+        message = Query(self._next_number(), what)
+        return self._owed(message.number, message, self.settings.master_timeout_s, now)
+
+    def abandon(self, call: Hashable) -> list[Effect]:
+        """Nobody waits for this call any more."""
+        if isinstance(call, VoteKind) and self._votes.pop(call, None) is not None:
+            return [Send(Withdraw(call))]
+        if isinstance(call, int):
+            self._requests.pop(call, None)
+        return []
+
+    def link_broken(self, other: str) -> list[Effect]:
+        """The link to a neighbour broke, though nobody said that it died."""
+        self.require_member()
+        self._broken_links.add(other)
+        return [Send(LinkBroken(self.view.epoch, other))]
+
+    def leave(self) -> list[Effect]:
+        """The peer says goodbye."""
+        if self.standing in ENDED:
+            return []
+        error = NotConnectedError(f"the communicator of group {self.identity.group!r} was closed")
+        return [Send(Leave()), *self._end(Standing.LEFT, error)]
+
+    def refused(self, error: PCCLError) -> list[Effect]:
+        """The master can't be talked to at all, now or later."""
+        return self._end(Standing.REFUSED, error)
+
+    def master_gone(self, error: MasterStoppedError) -> list[Effect]:
+        """There is no master any more, and there will be none."""
+        return [] if self.standing in ENDED else self._end(Standing.STOPPED, error)
+
+    def require_member(self) -> None:
+        """Raises unless the peer is a member: with the reason why it is none any more, if it was one."""
+        if self.standing is Standing.MEMBER:
+            return
+        if self.ending is not None:
+            raise type(self.ending)(str(self.ending), **self.ending.details)
+        raise NotConnectedError(f"the communicator is no member of group {self.identity.group!r} yet: call connect() first")
+
+    def _owed(self, number: int, message: Message, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
+        self._requests[number] = _Call(message, now + timeout_s + SLACK_S)
+        return number, [Send(message)]
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+    # ------------------------------------------------------------------------------------- what the master says
+
+    def received(self, message: FromMaster, now: float) -> list[Effect]:
+        """Takes one message into account."""
+        if self.standing in ENDED:
+            return []
+        match message:
+            case Ask(round_):
+                return self._asked(round_)
+            case Decide():
+                return self._decided(message, now)
+            case Registered(votes):
+                return [self._tell(MembershipChange.MASTER_BACK), *self._settle_votes(votes)]
+            case VoteServed(VoteKind.AWAIT_MINIMUM):
+                return self._settle_vote(VoteKind.AWAIT_MINIMUM, value=True)
+            case VoteServed(kind, count):
+                return self._settle_votes({kind.value: count})
+            case VoteFailed(kind, failure):
+                return [Fail(kind, _error(failure))] if self._votes.pop(kind, None) else []
+            case Reply():
+                return self._replied(message)
+            case News(change, peer_id, reason):
+                return [self._tell(MembershipChange(change), peer_id, reason)]
+            case Refused(failure):
+                return self._end(Standing.REFUSED, _error(failure))
+            case Evicted(reason):
+                return self._evicted(reason)
+            case Stopped(reason):
+                text = f"the master of group {self.identity.group!r} ended for good: {reason}"
+                return self._end(Standing.STOPPED, MasterStoppedError(text))
+            case Welcome() | Beat():
+                return []
+
+    def _asked(self, round_: Round) -> list[Effect]:
+        if round_ < self._round:
+            return []
+        self._round = round_
+        self.ledger.freeze()
+        return [Send(Answer(round_, self.view.epoch, self.ledger.report()))]
+
+    def _decided(self, decide: Decide, now: float) -> list[Effect]:
+        if decide.epoch <= self.view.epoch:
+            return []
+        before = [member.peer_id for member in self.view.members]
+        ids = [member.peer_id for member in decide.members]
+        self.ledger.settle(decide.outcomes, decide.epoch, restart_numbers=decide.admitted_in > self._admitted_in)
+        self._admitted_in = decide.admitted_in
+        self._broken_links.clear()
+        self._polled = now
+        self.view = View(
+            decide.epoch, ids.index(self.identity.peer_id), decide.members, decide.min_world_size, decide.attributes
+        )
+        effects: list[Effect] = []
+        reasons = dict(decide.lost)
+        for peer_id in before:
+            if peer_id not in ids:
+                reason = reasons.get(peer_id, _UNKNOWN_REASON)
+                change = MembershipChange.LEFT if reason == LEFT else MembershipChange.LOST
+                effects.append(self._tell(change, peer_id, reason))
+        effects.append(self._tell(MembershipChange.EPOCH))
+        if self.standing is Standing.JOINING:
+            self.standing = Standing.MEMBER
+            effects.append(Settle(JOIN))
+        effects += self._settle_votes(decide.votes)
+        if len(ids) >= decide.min_world_size:
+            effects += self._settle_vote(VoteKind.AWAIT_MINIMUM, value=True)
+        return effects
+
+    def _settle_votes(self, counts: dict[str, VoteCount]) -> list[Effect]:
+        effects: list[Effect] = []
+        for name, count in counts.items():
+            if count.served > self._counts.get(name, VoteCount()).served:
+                self._counts[name] = count
+                effects += self._settle_vote(VoteKind(name), value=count.value)
+        return effects
+
+    def _settle_vote(self, kind: VoteKind, *, value: bool) -> list[Effect]:
+        return [Settle(kind, value)] if self._votes.pop(kind, None) is not None else []
+
+    def _replied(self, reply: Reply) -> list[Effect]:
+        if self._requests.pop(reply.number, None) is None:
+            return []
+        if reply.failure is not None:
+            return [Fail(reply.number, _error(reply.failure))]
+        return [Settle(reply.number, reply)]
+
+    def _evicted(self, reason: str) -> list[Effect]:
+        text = (
+            f"peer {self.identity.peer_id} was evicted from group {self.identity.group!r} in epoch {self.view.epoch}: "
+            f"{reason}. connect() joins again, as a new peer"
+        )
+        event = self._tell(MembershipChange.EVICTED, self.identity.peer_id, reason)
+        ended = self._end(Standing.EVICTED, PeerEvictedError(text, reason=reason))
+        return [Send(Farewell()), event, *ended]
+
+    def _end(self, standing: Standing, error: PCCLError) -> list[Effect]:
+        """Nothing more happens in any epoch; every call gets the error."""
+        joining = self.standing is Standing.JOINING
+        self.standing, self.ending = standing, error
+        self.ledger.freeze()
+        return [*([Fail(JOIN, error)] if joining else []), *self._fail_calls(error)]
+
+    def _fail_calls(self, error: PCCLError) -> list[Effect]:
+        calls: list[Hashable] = [*self._votes, *self._requests]
+        self._votes.clear()
+        self._requests.clear()
+        return [Fail(call, error) for call in calls]
+
+    # ----------------------------------------------------------------------------------------------------- time
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ends what has waited too long: the lease, calls, the join."""
+        effects: list[Effect] = []
+        silence = now - self._heard
+        if self.standing is Standing.MEMBER and silence >= self.settings.master_lease_s:
+            self.ledger.freeze()
+            self._lease_over = True
+        elif self._lease_over:  # heard again on the same connection: the master has to know that we froze
+            effects += [Send(message) for message in self._registration(now)]
+        if self.standing is Standing.JOINING and now >= self._join_ends + (SLACK_S if self._ever_welcomed else 0.0):
+            return self._end(Standing.REFUSED, self._join_timeout())
+        if self.standing is Standing.MEMBER and silence >= self.settings.master_timeout_s:
+            effects += self._fail_calls(self._unreachable(silence))
+        for kind in [kind for kind, call in self._votes.items() if now >= call.deadline]:
+            del self._votes[kind]
+            text = f"the master of group {self.identity.group!r} did not settle {kind.value}() in time"
+            effects += [Send(Withdraw(kind)), Fail(kind, OperationTimeoutError(text, calls={}))]
+        for number in [number for number, call in self._requests.items() if now >= call.deadline]:
+            del self._requests[number]
+            effects.append(Fail(number, self._unreachable(silence)))
+        passive = not self.settings.proactive_recovery and self.standing is Standing.MEMBER
+        if passive and now - self._polled >= self.settings.passive_timeout_s:
+            self._polled = now
+            effects.append(Send(Poll()))
+        return effects
+
+    def _unreachable(self, silence: float) -> PCCLError:
+        return MasterUnreachableError(
+            f"the master of group {self.identity.group!r} was not heard for {silence:.1f} s "
+            f"(master_timeout_s={self.settings.master_timeout_s:g}); it may come back, and the peer goes on trying"
+        )
+
+    def _join_timeout(self) -> PCCLError:
+        group = self.identity.group
+        if not self._ever_welcomed:
+            return MasterUnreachableError(
+                f"no master answered within the time to join group {group!r}: check the endpoint, and that it runs"
+            )
+        return RendezvousTimeoutError(f"the master did not let this peer into group {group!r} in time, nor refuse it")
+
+    def _tell(self, change: MembershipChange, peer_id: str | None = None, reason: str = "") -> Tell:
+        members = tuple(member.peer_id for member in self.view.members)
+        return Tell(MembershipEvent(change, self.identity.group, self.view.epoch, peer_id, reason, members))
+
+
+def _error(failure: Failure) -> PCCLError:
+    return error_named(failure.error, failure.text, failure.details)

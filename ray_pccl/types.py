@@ -1,0 +1,64 @@
+"""The plain values that users see: attributes, members, membership events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Attribute(Enum):
+    """What `Communicator.get_attribute` tells. A snapshot of the epoch, the same on all members."""
+
+    GLOBAL_WORLD_SIZE = "global_world_size"
+    """Members of all groups of this master."""
+    PEER_GROUP_WORLD_SIZE = "peer_group_world_size"
+    """Members of this communicator's group."""
+    LOCAL_WORLD_SIZE = "peer_group_world_size"
+    """PCCL's Python name for `PEER_GROUP_WORLD_SIZE`."""
+    NUM_DISTINCT_PEER_GROUPS = "num_distinct_peer_groups"
+    """Groups with at least one member."""
+    LARGEST_PEER_GROUP_WORLD_SIZE = "largest_peer_group_world_size"
+    """Members of the largest group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of an epoch; its rank is its place in the epoch's list."""
+
+    peer_id: str
+    host: str
+
+
+class MembershipChange(Enum):
+    """What happened to a group."""
+
+    WAITING = "waiting"
+    """A peer came and waits for admission."""
+    WITHDRAWN = "withdrawn"
+    """A waiting peer gave up or died."""
+    LOST = "lost"
+    """A member died or was evicted; the event has the reason."""
+    LEFT = "left"
+    """A member left by `close()`."""
+    EPOCH = "epoch"
+    """A new epoch began; the event has its number and members."""
+    CLOSED = "closed"
+    """The group was closed: nobody joins it any more."""
+    EVICTED = "evicted"
+    """This peer itself was put out."""
+    MASTER_LOST = "master_lost"
+    """The connection to the master broke; collectives go on, the peer reconnects."""
+    MASTER_BACK = "master_back"
+    """The peer is registered with the master again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipEvent:
+    """What `Communicator.on_membership` hands to its callback."""
+
+    change: MembershipChange
+    group: str
+    epoch: int
+    peer_id: str | None = None
+    reason: str = ""
+    members: tuple[str, ...] = ()
