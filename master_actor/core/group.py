@@ -45,6 +45,7 @@ from ray_pccl.control.messages import (
     Reply,
     Round,
     StoreRequest,
+    Verdict,
     VoteCount,
     VoteFailed,
     VoteKind,
@@ -165,9 +166,9 @@ class Group:
             if vote.kind is VoteKind.AWAIT_MINIMUM or vote.count >= self._counted(vote.kind).served:
                 self.votes[vote.kind][peer_id] = now + vote.timeout_s
         self._returns(peer_id, agrees=agrees, now=now)
-        self._count_votes(now)
         for other in register.broken_links:
             self.link_broken(peer_id, LinkBroken(register.epoch, other), now)
+        self._count_votes(now)
 
     def leave(self, peer_id: str, now: float) -> None:
         """A peer says goodbye."""
@@ -314,9 +315,13 @@ class Group:
     def link_broken(self, peer_id: str, report: LinkBroken, now: float) -> None:
         """Two members that both live can't reach each other (R4). A storm of reports makes one round."""
         living = self.living
-        if self.phase is not Phase.STEADY or report.epoch != self.durable.epoch:
+        if report.epoch != self.durable.epoch or peer_id == report.other:
             return
-        if peer_id == report.other or peer_id not in living or report.other not in living:
+        if peer_id not in living or report.other not in living:
+            return
+        if self.phase is Phase.RETURNING:
+            self.returned[peer_id] = False  # no epoch goes on with a broken link: a round will follow
+        if self.phase is not Phase.STEADY:
             return
         edge = frozenset((peer_id, report.other))
         self._breaks[edge] += 1
@@ -364,7 +369,9 @@ class Group:
         self.inquiry = None
         survivors = {peer_id: inquiry.answers[peer_id].operations for peer_id in self.living}
         outcomes = agree(survivors, self.lost.items())
-        joins = self._admissible(take=True) if inquiry.admit else []
+        # A vote counts only with nothing in flight (R10): one that gave up voting may have gone on to an operation.
+        admits = inquiry.admit and not any(outcome.verdict is Verdict.ABORT for outcome in outcomes)
+        joins = self._admissible(take=True) if admits else []
         by_id = {member.peer_id: member for member in self.durable.members}
         order = self.living
         if broken_edges(order, self._edges_to_avoid()):
@@ -373,7 +380,7 @@ class Group:
         members += tuple(Member(join.peer_id, join.host) for join in joins)
         self.log.enter(Phase.STEADY, now)
         limits = (self.durable.min_world_size, self.durable.max_world_size)
-        self._begin(members, admits=inquiry.admit, limits=limits, outcomes=outcomes)
+        self._begin(members, admits=admits, limits=limits, outcomes=outcomes)
         self._count_votes(now)
 
     def _begin(

@@ -1,7 +1,8 @@
 """What a peer holds of each operation: the part of the commit protocol that must survive a round.
 
 The data plane reports its progress here; a round reads it, and settles it (R0 to R3). Once frozen, nothing moves until
-the decision: that is what makes an answer binding.
+the decision: that is what makes an answer binding. The same happens when the lease runs out (R7), and here it is checked
+at each step: a process that was stopped for longer than its lease must not take one more step before its timers run.
 """
 
 from __future__ import annotations
@@ -34,32 +35,34 @@ class Ledger:
 
     def __init__(self) -> None:
         self.frozen = False
+        self.lease_ends = float("inf")
+        """Without a word from the master until then, nothing moves any more."""
+        self.lease_missed = False
+        """Frozen by the lease, which the master does not know yet."""
         self.operations: dict[Key, Operation] = {}
         self._numbers: dict[int, int] = {}
 
-    def enter(self, tag: int, epoch: int, *, retry: bool = True) -> Key:
-        """The peer begins the next operation of this tag. One that was consumed before raises its error."""
-        self._require_thawed()
+    def enter(self, tag: int, epoch: int, now: float, *, retry: bool = True) -> Key:
+        """The peer begins the next operation of this tag. It may have been consumed before: see its state."""
+        self._require_thawed(now)
         number = self._numbers.get(tag, 0)
         self._numbers[tag] = number + 1
-        consumed = self.operations.get((tag, number))
-        if consumed is None:
-            self.operations[tag, number] = Operation(OperationState.RUNNING, epoch, retry)
+        self.operations.setdefault((tag, number), Operation(OperationState.RUNNING, epoch, retry))
         return tag, number
 
-    def prepare(self, key: Key) -> None:
+    def prepare(self, key: Key, now: float) -> None:
         """The peer holds its full result."""
-        self._require_thawed()
+        self._require_thawed(now)
         self.operations[key].state = OperationState.PREPARED
 
-    def commit(self, key: Key) -> None:
+    def commit(self, key: Key, now: float) -> None:
         """The peer heard *prepared* from all members."""
-        self._require_thawed()
+        self._require_thawed(now)
         self.operations[key].state = OperationState.COMMITTED
 
-    def fail(self, key: Key, failure: Failure) -> None:
+    def fail(self, key: Key, failure: Failure, now: float) -> None:
         """The operation failed for good. Only one that is not prepared may refuse alone (R3)."""
-        self._require_thawed()
+        self._require_thawed(now)
         operation = self.operations[key]
         if operation.state is not OperationState.RUNNING:
             raise PCCLError(f"operation {key} is {operation.state.value}: it can't fail on one peer alone")
@@ -72,6 +75,12 @@ class Ledger:
     def freeze(self) -> None:
         """Nothing moves any more until `settle`."""
         self.frozen = True
+
+    def check_lease(self, now: float) -> None:
+        """Freezes if the master was not heard for too long."""
+        if now >= self.lease_ends:
+            self.freeze()
+            self.lease_missed = True
 
     def report(self) -> tuple[OperationReport, ...]:
         """What a frozen peer answers."""
@@ -104,6 +113,7 @@ class Ledger:
         else:
             operation.state, operation.epoch = OperationState.RUNNING, epoch
 
-    def _require_thawed(self) -> None:
+    def _require_thawed(self, now: float) -> None:
+        self.check_lease(now)
         if self.frozen:
             raise FrozenError("the epoch is frozen until the master has decided")

@@ -169,7 +169,7 @@ class Membership:
         self._polled = now
         self._join_ends = now
         self._ever_welcomed = False
-        self._lease_over = False
+        self._registered = now
         self._number = 0
         self._counts: dict[str, VoteCount] = {}
         self._votes: dict[VoteKind, _Call] = {}
@@ -184,10 +184,10 @@ class Membership:
             raise ProtocolError(f"this is the master of boot {welcome.boot}, and {self.boot} has replaced it")
         self.boot, self.master_id = welcome.boot, welcome.master_id
         self.settings = self.settings.with_shared(welcome.shared)
-        self._heard = now
         self._ever_welcomed = True
         me, passive = self.identity, self._passive_timeout()
         if self.standing is Standing.JOINING:
+            self.heard(now)
             timeout = max(0.0, self._join_ends - now)
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
@@ -196,7 +196,9 @@ class Membership:
 
     def _registration(self, now: float) -> list[Message]:
         """All that a master needs to know of a member, and what the member still waits for."""
-        self._lease_over = False
+        self.ledger.check_lease(now)
+        self.ledger.lease_missed = False
+        self._registered = now
         me, passive = self.identity, self._passive_timeout()
         votes = tuple(
             msgspec.structs.replace(call.message.vote, timeout_s=max(0.0, call.deadline - SLACK_S - now))
@@ -224,6 +226,7 @@ class Membership:
     def heard(self, sent: float) -> None:
         """The master echoed a beat that was sent at this time: the lease runs from there (R7)."""
         self._heard = max(self._heard, sent)
+        self.ledger.lease_ends = self._heard + self.settings.master_lease_s
 
     @property
     def last_heard(self) -> float:
@@ -335,6 +338,8 @@ class Membership:
             case Decide():
                 return self._decided(message, now)
             case Registered(votes):
+                # Counted from when we spoke, as with beats: a Welcome alone proves no place in the group.
+                self.heard(self._registered)
                 return [self._tell(MembershipChange.MASTER_BACK), *self._settle_votes(votes)]
             case VoteServed(VoteKind.AWAIT_MINIMUM):
                 return self._settle_vote(VoteKind.AWAIT_MINIMUM, value=True)
@@ -437,11 +442,11 @@ class Membership:
         """Ends what has waited too long: the lease, calls, the join."""
         effects: list[Effect] = []
         silence = now - self._heard
-        if self.standing is Standing.MEMBER and silence >= self.settings.master_lease_s:
-            self.ledger.freeze()
-            self._lease_over = True
-        elif self._lease_over:  # heard again on the same connection: the master has to know that we froze
-            effects += [Send(message) for message in self._registration(now)]
+        if self.standing is Standing.MEMBER:
+            self.ledger.check_lease(now)
+            if self.ledger.lease_missed and now < self.ledger.lease_ends:
+                # Heard again on the same connection: the master has to know that we froze.
+                effects += [Send(message) for message in self._registration(now)]
         if self.standing is Standing.JOINING and now >= self._join_ends + (SLACK_S if self._ever_welcomed else 0.0):
             return self._end(Standing.REFUSED, self._join_timeout())
         if self.standing is Standing.MEMBER and silence >= self.settings.master_timeout_s:

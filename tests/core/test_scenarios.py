@@ -1,0 +1,138 @@
+"""The scenarios that a simpler protocol gets wrong, one by one, in the simulated world."""
+
+from __future__ import annotations
+
+from master_actor.core.phases import Phase
+from ray_pccl.control.messages import VoteKind
+from ray_pccl.peer.membership import Standing
+from tests.core.simulation import SETTINGS, Peer, World
+
+
+def group_of(world: World, count: int) -> list[Peer]:
+    peers = [world.start_peer(minimum=count, maximum=8) for _ in range(count)]
+    world.advance(1.0)
+    assert {peer.membership.view.epoch for peer in peers} == {1}
+    return peers
+
+
+def test_a_storm_of_link_reports_makes_one_epoch() -> None:
+    world = World()
+    peers = group_of(world, 4)
+    for _ in range(10):
+        for peer in peers:
+            for other in peers:
+                if other is not peer:
+                    peer.apply(peer.membership.link_broken(other.name))
+    world.advance(1.0)
+    assert [peer.membership.view.epoch for peer in peers] == [2, 2, 2, 2]
+    assert all(len(peer.membership.view.members) == 4 for peer in peers)
+
+
+def test_reports_about_an_epoch_that_is_over_start_nothing() -> None:
+    world = World()
+    peers = group_of(world, 3)
+    late = peers[0].membership.link_broken("p1")
+    peers[1].apply(peers[1].membership.link_broken("p0"))
+    world.deliver_all()
+    assert peers[0].membership.view.epoch == 2
+    peers[0].apply(late)
+    world.advance(1.0)
+    assert [peer.membership.view.epoch for peer in peers] == [2, 2, 2]
+
+
+def test_of_two_masters_at_once_one_exits_and_no_epoch_is_decided_twice() -> None:
+    world = World()
+    peers = group_of(world, 4)
+    old = world.masters[0]
+    world.start_master()
+    new = world.masters[1]
+    for peer in peers[:2]:
+        world.dial(peer, new)
+    # Both lose a peer that is connected to them, and both want to decide the next epoch.
+    world.kill(peers[1], seen=False)
+    world.kill(peers[3], seen=False)
+    world.advance(SETTINGS.register_grace_s + 1.0)
+    assert new.alive and not old.alive
+    world.settle()
+    survivors = [peer for peer in peers if peer.member]
+    assert [peer.name for peer in survivors] in (["p0"], ["p0", "p2"])
+    assert {peer.membership.standing for peer in peers[:1]} == {Standing.MEMBER}
+
+
+def test_a_ring_that_is_cut_off_keeps_others_from_forming_until_its_lease_is_over() -> None:
+    world = World()
+    ring = group_of(world, 3)
+    for peer in ring:
+        world.partition(peer)
+    newcomers = [world.start_peer(minimum=3, maximum=8) for _ in range(3)]
+    world.advance(SETTINGS.heartbeat_timeout_s + 1.0)
+    master = world.master
+    assert master is not None and master.core.groups["g"].phase is Phase.LEASED
+    for peer in ring:  # the ring goes on meanwhile, and commits
+        world.enter(peer)
+    for _ in range(2):
+        for peer in ring:
+            world.progress(peer)
+    assert len(world.outcomes) == 1
+    world.advance(SETTINGS.master_lease_s + 1.0)
+    assert all(peer.membership.view.epoch == 2 for peer in newcomers)
+    assert all(peer.membership.ledger.frozen for peer in ring)
+    for peer in ring:
+        world.heal(peer)
+    world.advance(2.0)
+    assert {peer.membership.standing for peer in ring} == {Standing.EVICTED}
+
+
+def test_one_of_a_cut_off_ring_that_comes_back_ends_the_lease_for_all() -> None:
+    world = World()
+    ring = group_of(world, 3)
+    for peer in ring:
+        world.partition(peer)
+    newcomers = [world.start_peer(minimum=3, maximum=8) for _ in range(3)]
+    world.advance(SETTINGS.heartbeat_timeout_s + 1.0)
+    assert all(not peer.member for peer in newcomers)
+    world.heal(ring[0])
+    world.advance(1.0)
+    assert ring[0].membership.standing is Standing.EVICTED
+    assert all(peer.membership.view.epoch == 2 for peer in newcomers)
+
+
+def test_a_short_freeze_costs_nothing_and_a_long_one_the_membership() -> None:
+    world = World()
+    peers = group_of(world, 3)
+    world.stop(peers[0])
+    world.advance(SETTINGS.heartbeat_timeout_s - 0.3)
+    world.resume(peers[0])
+    world.advance(3.0)
+    assert {peer.membership.view.epoch for peer in peers} == {1}
+    world.stop(peers[0])
+    world.advance(SETTINGS.heartbeat_timeout_s + 0.3)
+    assert [peer.membership.view.epoch for peer in peers[1:]] == [2, 2]
+    world.resume(peers[0])
+    world.advance(1.0)
+    assert peers[0].membership.standing is Standing.EVICTED
+
+
+def test_a_member_that_is_told_of_its_admission_only_by_the_next_master_is_a_member() -> None:
+    world = World()
+    peers = group_of(world, 2)
+    late = world.start_peer(minimum=2, maximum=8)
+    world.deliver_all()
+    for peer in peers:
+        world.vote(peer, VoteKind.UPDATE_TOPOLOGY)
+    master = world.master
+    assert master is not None
+    while "p2" not in {member.peer_id for member in master.core.durable.groups["g"].members}:
+        for link in world.links():
+            world.deliver_up(link)
+        for link in world.links():
+            world.deliver_down(link)
+        while master.pending and len(master.core.durable.groups["g"].members) == 2:
+            master.carry_out()
+    master.carry_out()  # the epoch is written down, and nobody is told
+    world.crash_master()
+    world.start_master()
+    world.advance(1.0)
+    assert late.member
+    assert len({(peer.membership.view.epoch, peer.membership.view.members) for peer in (*peers, late)}) == 1
+    assert not any(peer.calls for peer in peers)
