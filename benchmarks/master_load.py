@@ -4,7 +4,7 @@
 
 The master is a process of its own. The peers are light clients in another one: each has its own connection, proves the
 key, joins, beats as often as the master asks for, and answers its questions. One thing they do not do: a real peer
-decodes a new epoch on a core of its own. These share one, so each only compares what it got with what the first one got.
+decodes a new epoch on a core of its own. These share one, so each only compares its bytes with those of the first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECEIVE_BYTES = 1 << 18
 FOOTNOTES = """\
 The share is taken once a second, user and kernel time, with the beats spread evenly. A death is the reset of one
 connection: until the last survivor got the master's question, which ends the old epoch for it; and until the last
-survivor has the new epoch, which begins when all of them have answered. Master and clients share this machine's cores."""
+survivor has the new epoch, which begins when all of them have answered. Master and clients share one machine."""
 _LENGTH = struct.Struct(">I")
 _BEAT, _DECIDE = b"\xa4Beat", b"\xa6Decide"
 """A message is a msgpack array that opens with its name: so these two are known without being decoded."""

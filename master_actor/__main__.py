@@ -11,7 +11,7 @@ import threading
 
 from master_actor.thread import serve
 from ray_pccl.control.endpoint import DEFAULT_PORT
-from ray_pccl.errors import PCCLError
+from ray_pccl.errors import PCCLError, SettingsError
 
 KEY_VARIABLE = "RAY_PCCL_KEY"
 
@@ -19,7 +19,7 @@ KEY_VARIABLE = "RAY_PCCL_KEY"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m master_actor",
-        description="Serve as the master of ray_pccl groups until SIGINT or SIGTERM. Prints the endpoint that peers need.",
+        description="Serve as the master of ray_pccl groups until SIGINT or SIGTERM. Prints the endpoint for peers.",
         epilog=f"The key is taken from the environment variable {KEY_VARIABLE} (hexadecimal), else from the journal, "
         "else a random one is made. Settings are taken from RAY_PCCL_* variables.",
     )
@@ -27,6 +27,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port, 0 for any (default: %(default)s)")
     parser.add_argument("--journal", help="a file that lets the next run go on with the same groups and key")
     return parser.parse_args()
+
+
+def _key() -> bytes | None:
+    try:
+        return bytes.fromhex(os.environ.get(KEY_VARIABLE, "")) or None
+    except ValueError:
+        raise SettingsError(f"{KEY_VARIABLE} must be hexadecimal") from None
 
 
 def main() -> int:
@@ -37,15 +44,14 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        key = bytes.fromhex(os.environ.get(KEY_VARIABLE, "")) or None
-        master = serve(arguments.host, arguments.port, journal=arguments.journal, key=key)
+        master = serve(arguments.host, arguments.port, journal=arguments.journal, key=_key())
         with master as endpoint:
             print(endpoint, flush=True)
             while not ended.wait(0.5):
                 if master.superseded.is_set():
                     print("another master has taken over the journal; this one ends", file=sys.stderr)
                     return 3
-    except (PCCLError, OSError, ValueError) as error:
+    except (PCCLError, OSError) as error:
         print(f"master_actor: {error}", file=sys.stderr)
         return 1
     return 0

@@ -43,9 +43,7 @@ class RayStorage:
         return not _patiently(lambda: put(self._key(key), value, overwrite=False, namespace=_KV_NAMESPACE))
 
     def read(self, key: str) -> bytes | None:
-        value: bytes | None = _patiently(
-            lambda: internal_kv._internal_kv_get(self._key(key), namespace=_KV_NAMESPACE)
-        )
+        value: bytes | None = _patiently(lambda: internal_kv._internal_kv_get(self._key(key), namespace=_KV_NAMESPACE))
         return value
 
     def keys(self, prefix: str) -> list[str]:

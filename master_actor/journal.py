@@ -1,8 +1,8 @@
 """The journal: a log that only one master at a time can extend.
 
-Each entry is *created* under its own position and never overwritten. Who finds its position taken has been replaced, and
-gets `Superseded`: it must exit without having told anyone anything. The log is kept in any key-value storage that can
-create a key atomically (`Storage`): memory, an SQLite file, or Ray's internal one (`master_actor.actor`).
+Each entry is *created* under its own position and never overwritten. Who finds its position taken has been replaced,
+and gets `Superseded`: it must exit without having told anyone anything. The log is kept in any key-value storage that
+can create a key atomically (`Storage`): memory, an SQLite file, or Ray's internal one (`master_actor.actor`).
 """
 
 from __future__ import annotations
@@ -87,12 +87,13 @@ class Journal:
 
     def compact(self, snapshot: bytes) -> None:
         """Replaces all entries so far with a snapshot. A crash at any point of it loses nothing."""
-        old, self._compacted = self._compacted, self._position
         self._storage.create(_key(_SNAPSHOT, self._position), snapshot)
-        for position in range(old + 1, self._position + 1):
-            self._storage.delete(_key(_LOG, position))
-        if old:
-            self._storage.delete(_key(_SNAPSHOT, old))
+        self._compacted = self._position
+        # Whatever lies behind it goes, also what an earlier compaction that was cut short left over.
+        old_entries = [key for key in self._storage.keys(_LOG) if _position(key) <= self._position]
+        old_snapshots = [key for key in self._storage.keys(_SNAPSHOT) if _position(key) < self._position]
+        for key in [*old_entries, *old_snapshots]:
+            self._storage.delete(key)
 
     def verify(self) -> None:
         """Raises `Superseded` if another master has written since."""
@@ -132,7 +133,10 @@ class MemoryStorage:
         self.values: dict[str, bytes] = {}
 
     def create(self, key: str, value: bytes) -> bool:
-        return self.values.setdefault(key, value) is value
+        if key in self.values:
+            return False
+        self.values[key] = value
+        return True
 
     def read(self, key: str) -> bytes | None:
         return self.values.get(key)
@@ -152,6 +156,12 @@ class FileStorage:
 
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
+        try:
+            self._open(path)
+        except sqlite3.Error as error:
+            raise MasterError(f"the journal {path!r} can't be used: {error}") from None
+
+    def _open(self, path: str) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
         # Write-ahead without a sync for each commit: what is written survives the process, not a power cut.
         self._db.execute("PRAGMA journal_mode=WAL")

@@ -22,7 +22,6 @@ from master_actor.core.actions import (
     Event,
     EvictionRequested,
     Received,
-    Send,
     SentinelGone,
     SentinelSaid,
     StopRequested,
@@ -41,7 +40,18 @@ from master_actor.journal import Journal, Superseded
 from ray_pccl.control import frames
 from ray_pccl.control.endpoint import Endpoint, new_key
 from ray_pccl.control.handshake import ANSWER_BYTES, MasterSide
-from ray_pccl.control.messages import Beat, Join, Message, Register, Seen, ToMaster, Watch, Welcome
+from ray_pccl.control.messages import (
+    Beat,
+    Evicted,
+    Join,
+    Message,
+    Refused,
+    Register,
+    Seen,
+    ToMaster,
+    Watch,
+    Welcome,
+)
 from ray_pccl.errors import AuthenticationError, MasterError, ProtocolError
 from ray_pccl.settings import Settings
 
@@ -57,6 +67,7 @@ SNAPSHOT_EVERY = 1000
 VERIFY_S = 5.0
 """How often an idle master makes sure that it still is the master."""
 BOOT_ATTEMPTS = 10
+CLOSE_TIMEOUT_S = 1.0
 
 
 class Connection(asyncio.Protocol):
@@ -82,7 +93,7 @@ class Connection(asyncio.Protocol):
             self.drop("too many connections that have not proved the key")
             return
         self._timeout = asyncio.get_running_loop().call_later(
-            HANDSHAKE_TIMEOUT_S, self.drop, f"no proof of the key within {HANDSHAKE_TIMEOUT_S:g} s"
+            HANDSHAKE_TIMEOUT_S, self.drop, f"it did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s"
         )
         transport.write(self._handshake.challenge)
 
@@ -101,12 +112,23 @@ class Connection(asyncio.Protocol):
         needed = ANSWER_BYTES - len(self._answer)
         self._answer += data[:needed]
         if len(self._answer) == ANSWER_BYTES:
-            assert self._transport is not None and self._timeout is not None
+            assert self._transport is not None
             self._transport.write(self._handshake.accept(bytes(self._answer)))
-            self._timeout.cancel()
             self._reader = frames.FrameReader(at_master=True)
             self._server.accepted(self)
         return data[needed:]
+
+    def introduce(self, who: str) -> None:
+        """The other side has said who it is."""
+        self.who = who
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def show_out(self) -> None:
+        """The other side was told to go; if it does not, its connection is ended."""
+        if self._timeout is not None:
+            self._timeout.cancel()
+        self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timeout is not None:
@@ -154,6 +176,9 @@ class Server:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ray_pccl-journal")
         self._queue: list[Action] = []
         self._writing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._deserted = asyncio.Event()
         self._over = False
         self._strangers: set[Connection] = set()
         self._connections: set[Connection] = set()
@@ -167,7 +192,14 @@ class Server:
     # ------------------------------------------------------------------------------------------ start and end
 
     async def start(self) -> Endpoint:
-        """Reads the journal, writes the boot down, and listens."""
+        """Reads the journal, writes the boot down, and listens. What fails leaves nothing behind."""
+        try:
+            return await self._start()
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def _start(self) -> Endpoint:
         loop = asyncio.get_running_loop()
         durable = await loop.run_in_executor(self._writer, self._load)
         listening = _listen(self._host, self._port, durable.identity)
@@ -212,8 +244,7 @@ class Server:
         """Ends cleanly. With a reason it is for good: every peer is told, and the journal is erased."""
         if reason is not None and not self._over:
             self.handle(StopRequested(reason))
-            while self._writing:
-                await asyncio.sleep(0.001)
+            await self._idle.wait()
         await self._end()
         if reason is not None:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.erase)
@@ -230,15 +261,16 @@ class Server:
 
     async def _end(self) -> None:
         self._over = True
+        self._deserted.clear()
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
             connection.close()
-        deadline = time.monotonic() + 1.0
-        while self._connections and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._deserted.wait(), CLOSE_TIMEOUT_S)
 
     def _let_go(self) -> None:
         self._writer.shutdown(wait=True)
@@ -264,7 +296,8 @@ class Server:
         """A message came on a connection that proved the key."""
         match message:
             case Watch(host):
-                connection.host, connection.who = host, f"the sentinel of {host}"
+                connection.introduce(f"the sentinel of {host}")
+                connection.host = host
                 self._sentinels[host] = connection
                 self.handle(SentinelSaid(host, message))
             case Seen():
@@ -274,7 +307,8 @@ class Server:
             case Join(peer_id) | Register(peer_id):
                 if connection.peer_id not in (None, peer_id):
                     raise ProtocolError(f"peer {connection.peer_id} can't also be peer {peer_id}")
-                connection.peer_id, connection.who = peer_id, f"peer {peer_id}"
+                connection.introduce(f"peer {peer_id}")
+                connection.peer_id = peer_id
                 self._peers[peer_id] = connection
                 self.handle(Received(peer_id, message))
             case Beat():
@@ -292,6 +326,8 @@ class Server:
         """A connection is gone."""
         self._connections.discard(connection)
         self._strangers.discard(connection)
+        if not self._connections:
+            self._deserted.set()
         peer_id, host = connection.peer_id, connection.host
         if peer_id is not None and self._peers.get(peer_id) is connection:
             del self._peers[peer_id]
@@ -326,6 +362,7 @@ class Server:
     def _write(self, batch: list[Action], entry: bytes) -> None:
         """Writes everything that the batch wants remembered as one entry; then the batch is sent."""
         self._writing = True
+        self._idle.clear()
         due = self._journal.entries_since_snapshot >= SNAPSHOT_EVERY
         snapshot = encode_snapshot(self.core.durable) if due else None
 
@@ -344,17 +381,27 @@ class Server:
         error = future.exception()
         if error is not None:
             self._abdicate(error)
+            self._idle.set()
             return
         self._send_all(batch)
         self._carry_out()
+        if not self._writing:
+            self._idle.set()
 
     def _send_all(self, batch: list[Action]) -> None:
         encoded: tuple[Message | None, bytes] = (None, b"")
         for action in batch:
-            if isinstance(action, Send) and (connection := self._peers.get(action.peer_id)) is not None:
-                if encoded[0] is not action.message:  # a push to all is encoded once
+            if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
+                continue
+            if encoded[0] is not action.message:  # a push to all is encoded once
+                try:
                     encoded = (action.message, frames.encode(action.message))
-                connection.send(encoded[1])
+                except ProtocolError as error:
+                    connection.drop(str(error))
+                    continue
+            connection.send(encoded[1])
+            if isinstance(action.message, Evicted | Refused):
+                connection.show_out()
 
     def _abdicate(self, error: BaseException) -> None:
         """The journal is not ours any more, or can't be written: say nothing, and go (R6)."""
@@ -368,7 +415,10 @@ class Server:
     async def _tick_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.handle(Tick())
+            try:
+                self.handle(Tick())
+            except Exception:  # a bug of ours in one group must not end the watch over all others
+                log.exception("a tick failed")
 
     async def _verify_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
@@ -379,10 +429,14 @@ class Server:
                     await loop.run_in_executor(self._writer, self._journal.verify)
                 except Superseded as error:
                     self._abdicate(error)
+                except Exception:
+                    log.exception("the journal could not be verified")
 
 
 def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
     """A listening socket: on the port asked for, else on the one of the boot before, else on any."""
+    if not 0 <= port < 65536:
+        raise MasterError(f"a port is a number from 0 (any) to 65535, not {port}")
     wanted = [port] if port else [old.port, 0] if old is not None and old.host == host else [0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in wanted:
@@ -393,4 +447,6 @@ def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
             listening.setblocking(False)
             return listening
         listening.close()
-    raise MasterError(f"the master can't listen on {host}:{port or 'any port'}: the port is taken, or no address of ours")
+    raise MasterError(
+        f"the master can't listen on {host}:{port or 'any port'}: the port is taken, or no address of ours"
+    )

@@ -122,7 +122,7 @@ def serve(
     key: bytes | None = None,
     settings: Settings | None = None,
 ) -> MasterThread:
-    """A master in a thread of this process, outside Ray: ``with serve() as endpoint: ...``.
+    """Makes a master in a thread of this process, outside Ray; as a context manager it gives the endpoint.
 
     Args:
         host: The address to bind; loopback unless told otherwise.

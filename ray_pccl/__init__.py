@@ -43,50 +43,61 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ray_pccl.control.endpoint": ("Endpoint",),
-    "ray_pccl.driver.master": ("start_master", "stop_master"),
-    "ray_pccl.errors": (
-        "AuthenticationError",
-        "GroupMismatchError",
-        "MasterError",
-        "MasterNotFoundError",
-        "MasterStoppedError",
-        "MasterUnreachableError",
-        "NotAMemberError",
-        "NotConnectedError",
-        "OperationTimeoutError",
-        "PCCLError",
-        "PeerEvictedError",
-        "PeerLostError",
-        "ProtocolError",
-        "RankTakenError",
-        "RendezvousClosedError",
-        "RendezvousError",
-        "RendezvousTimeoutError",
-        "SettingsError",
-        "StoreError",
-        "StoreTimeoutError",
-        "TooFewPeersError",
-        "UsageError",
-    ),
-    "ray_pccl.peer.communicator": ("Communicator",),
-    "ray_pccl.peer.store": ("Store",),
-    "ray_pccl.settings": ("Settings",),
-    "ray_pccl.types": ("Attribute", "Member", "MembershipChange", "MembershipEvent"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: PLE0604
-    *_HOME_OF,
+__all__ = [
+    "Attribute",
+    "AuthenticationError",
+    "Communicator",
+    "Endpoint",
+    "GroupMismatchError",
+    "MasterError",
+    "MasterNotFoundError",
+    "MasterStoppedError",
+    "MasterUnreachableError",
+    "Member",
+    "MembershipChange",
+    "MembershipEvent",
+    "NotAMemberError",
+    "NotConnectedError",
+    "OperationTimeoutError",
+    "PCCLError",
+    "PeerEvictedError",
+    "PeerLostError",
+    "ProtocolError",
+    "RankTakenError",
+    "RendezvousClosedError",
+    "RendezvousError",
+    "RendezvousTimeoutError",
+    "Settings",
+    "SettingsError",
+    "Store",
+    "StoreError",
+    "StoreTimeoutError",
+    "TooFewPeersError",
+    "UsageError",
     "__version__",
+    "start_master",
+    "stop_master",
 ]
+
+_HOME_OF = {
+    "Attribute": "types",
+    "Communicator": "peer.communicator",
+    "Endpoint": "control.endpoint",
+    "Member": "types",
+    "MembershipChange": "types",
+    "MembershipEvent": "types",
+    "Settings": "settings",
+    "Store": "peer.store",
+    "start_master": "driver.master",
+    "stop_master": "driver.master",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module 'ray_pccl' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    home = import_module(f"ray_pccl.{_HOME_OF.get(name, 'errors')}")
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

@@ -14,9 +14,7 @@ from ray_pccl.control.messages import Failure, OperationReport, OperationState, 
 Key = tuple[int, int]
 
 
-def agree(
-    answers: Mapping[str, Iterable[OperationReport]], lost: Iterable[tuple[str, str]]
-) -> tuple[Outcome, ...]:
+def agree(answers: Mapping[str, Iterable[OperationReport]], lost: Iterable[tuple[str, str]]) -> tuple[Outcome, ...]:
     """One outcome for each operation that any survivor knows of.
 
     `answers` holds every survivor's; an operation missing in one of them was not entered there. `lost` are the peers
@@ -31,9 +29,7 @@ def agree(
     return tuple(_decide(key, list(reports.values()), survivors, gone) for key, reports in sorted(by_operation.items()))
 
 
-def _decide(
-    key: Key, reports: list[OperationReport], survivors: int, lost: tuple[tuple[str, str], ...]
-) -> Outcome:
+def _decide(key: Key, reports: list[OperationReport], survivors: int, lost: tuple[tuple[str, str], ...]) -> Outcome:
     tag, number = key
     for report in reports:
         if report.state is OperationState.COMMITTED:

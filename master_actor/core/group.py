@@ -77,6 +77,7 @@ class Group:
         name: str,
         durable: Durable,
         settings: Settings,
+        *,
         emit: Callable[[Action], None],
         next_round: Callable[[], Round],
         census: Callable[[], dict[str, int]],
@@ -105,6 +106,8 @@ class Group:
         self._passive: dict[str, float] = {}
         self._held: dict[str, Ask] = {}
         self._breaks: Counter[Edge] = Counter()
+        self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
+        """In which order members came; after a master's restart, their ranks stand in."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -131,8 +134,8 @@ class Group:
 
     def join(self, join: Join, now: float) -> None:
         """A new peer wants in."""
-        self._remember_passive(join.peer_id, join.passive_timeout_s)
         if join.peer_id in self.living:
+            self._remember_passive(join.peer_id, join.passive_timeout_s)
             # It was admitted, but the master died before it was told: it is simply behind.
             self._returns(join.peer_id, agrees=False, now=now)
             return
@@ -141,6 +144,7 @@ class Group:
         if refusal is not None:
             self._send(join.peer_id, Refused(refusal))
             return
+        self._remember_passive(join.peer_id, join.passive_timeout_s)
         again = join.peer_id in self.room
         self.room.admit(join, now)
         if not again:
@@ -161,6 +165,8 @@ class Group:
         agrees = (
             register.epoch == self.durable.epoch and register.members == self.durable.members and not register.frozen
         )
+        for kind in VoteKind:
+            self.withdraw(peer_id, kind)  # what it does not say again, it has given up
         for vote in register.votes:
             # A vote that was served meanwhile is settled by `Registered`, or by the `Decide` of the round to come.
             if vote.kind is VoteKind.AWAIT_MINIMUM or vote.count >= self._counted(vote.kind).served:
@@ -233,6 +239,7 @@ class Group:
             voters.pop(peer_id, None)
         self._held.pop(peer_id, None)
         self._passive.pop(peer_id, None)
+        self._joined.pop(peer_id, None)
         self.returned.pop(peer_id, None)
 
     def _dissolve(self, now: float) -> None:
@@ -281,7 +288,9 @@ class Group:
 
     def _form(self, now: float) -> None:
         first = self.room.first.join
-        joins = by_requested_rank(self.room.take(first.max_world_size))
+        taken = self.room.take(first.max_world_size)
+        self._joined = {join.peer_id: place for place, join in enumerate(taken)}
+        joins = by_requested_rank(taken)
         self.log.enter(Phase.STEADY, now)
         members = tuple(Member(join.peer_id, join.host) for join in joins)
         self._begin(members, admits=True, limits=(first.min_world_size, first.max_world_size))
@@ -290,6 +299,7 @@ class Group:
     def _refuse_all(self, failure: Callable[[Join], Failure]) -> None:
         for join in [waiter.join for waiter in self.room.waiters.values()]:
             self._send(join.peer_id, Refused(failure(join)))
+            self._passive.pop(join.peer_id, None)
         self.room.waiters.clear()
 
     def _closed(self) -> Failure | None:
@@ -327,7 +337,7 @@ class Group:
         self._breaks[edge] += 1
         stuck = self._breaks[edge] > 1 and order_avoiding(living, self._edges_to_avoid()) is None
         if stuck or self._breaks[edge] >= LINK_BREAKS_TO_EVICT:
-            victim = max(edge, key=lambda end: (self._broken_edges_of(end), living.index(end)))
+            victim = max(edge, key=lambda end: (self._broken_edges_of(end), self._joined[end]))
             self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
         else:
             self._ask(now)
@@ -372,6 +382,8 @@ class Group:
         # A vote counts only with nothing in flight (R10): one that gave up voting may have gone on to an operation.
         admits = inquiry.admit and not any(outcome.verdict is Verdict.ABORT for outcome in outcomes)
         joins = self._admissible(take=True) if admits else []
+        for join in joins:
+            self._joined[join.peer_id] = max(self._joined.values()) + 1
         by_id = {member.peer_id: member for member in self.durable.members}
         order = self.living
         if broken_edges(order, self._edges_to_avoid()):
@@ -400,7 +412,9 @@ class Group:
             self.votes[VoteKind.UPDATE_TOPOLOGY].clear()
         if len(members) >= limits[0]:
             self.votes[VoteKind.AWAIT_MINIMUM].clear()
-        admitted_in = epoch if admits else self.durable.admitted_in
+        old = {member.peer_id for member in self.durable.members}
+        newcomers = any(member.peer_id not in old for member in members)
+        admitted_in = epoch if newcomers else self.durable.admitted_in
         self._append(EpochBegan(self.name, epoch, members, admitted_in, votes, *limits))
         for peer_id in self.lost:
             self.store.drop(peer_id)

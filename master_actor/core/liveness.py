@@ -109,11 +109,11 @@ class Liveness:
         if delay < self._settings.heartbeat_timeout_s / 2:
             return
         for pulse in self.peers.values():
-            pulse.heard += delay
+            pulse.heard = min(now, pulse.heard + delay)
             if pulse.stopped_since is not None:
-                pulse.stopped_since += delay
+                pulse.stopped_since = min(now, pulse.stopped_since + delay)
         for host in self.hosts.values():
-            host.heard += delay
+            host.heard = min(now, host.heard + delay)
 
     def _reason(self, pulse: Pulse, now: float) -> str | None:
         short, long = self._settings.heartbeat_timeout_s, self._settings.stall_timeout_s

@@ -20,7 +20,6 @@ from master_actor.core.actions import (
 )
 from master_actor.core.group import Group
 from master_actor.core.liveness import Liveness
-from master_actor.core.phases import Phase
 from master_actor.core.records import Booted, Durable
 from ray_pccl.control.messages import (
     Answer,
@@ -155,9 +154,7 @@ class Master:
         self._group_of = {
             peer_id: name
             for peer_id, name in self._group_of.items()
-            if peer_id in self.liveness.peers
-            or self.groups[name].has(peer_id)
-            or peer_id in self.groups[name].lost
+            if peer_id in self.liveness.peers or self.groups[name].has(peer_id) or peer_id in self.groups[name].lost
         }
         for name in [name for name, group in self.groups.items() if group.forgettable]:
             if name not in self._group_of.values():
@@ -166,11 +163,17 @@ class Master:
     def _group(self, name: str, now: float) -> Group:
         if name not in self.groups:
             self.groups[name] = Group(
-                name, self.durable, self._settings, self._out_append, self._next_round, self._census, now
+                name,
+                self.durable,
+                self._settings,
+                emit=self._emit,
+                next_round=self._next_round,
+                census=self._census,
+                now=now,
             )
         return self.groups[name]
 
-    def _out_append(self, action: Action) -> None:
+    def _emit(self, action: Action) -> None:
         self._out.append(action)
 
     def _next_round(self) -> Round:
@@ -178,8 +181,7 @@ class Master:
         return (self.identity.boot, self._rounds)
 
     def _census(self) -> dict[str, int]:
-        sizes = [len(group.durable.members) for group in self.groups.values() if group.phase is not Phase.EMPTY]
-        sizes = [size for size in sizes if size]
+        sizes = [size for group in self.groups.values() if (size := len(group.living))]
         return {
             Attribute.GLOBAL_WORLD_SIZE.value: sum(sizes),
             Attribute.NUM_DISTINCT_PEER_GROUPS.value: len(sizes),

@@ -13,6 +13,9 @@ from master_actor.core.records import DurableGroup, Record, Stamp, Stored, Store
 from ray_pccl.control.messages import Failure, Reply, StoreOp, StoreRequest
 
 MAX_VALUE_BYTES = 4 << 20
+MAX_SHOWN = 40
+"""How many keys, and how much of each, an error names."""
+MAX_SUM = 2**63 - 1
 _MISSING = Stored(None)
 _VALUES_PER_KEY = {StoreOp.SET: 1, StoreOp.APPEND: 1, StoreOp.COMPARE_SET: 2, StoreOp.ADD: 0, StoreOp.DELETE: 0}
 
@@ -64,16 +67,21 @@ class Store:
             if now >= pending.deadline:
                 del self.pending[key]
                 missing = [name for name in pending.request.keys if not self._has_all((name,))]
+                named = ", ".join(repr(name[:MAX_SHOWN]) for name in missing[:MAX_SHOWN])
                 text = (
                     f"timeout: after {pending.request.timeout_s:g} s the store of group {self._durable.name!r} "
-                    f"still has no {', '.join(map(repr, missing))}"
+                    f"still has no {named}" + (", ..." if len(missing) > MAX_SHOWN else "")
                 )
-                failure = Failure("StoreTimeoutError", text, {"keys": tuple(missing)})
+                failure = Failure("StoreTimeoutError", text, {"keys": tuple(missing[:MAX_SHOWN])})
                 self._reply(pending.peer_id, Reply(pending.request.number, failure=failure))
 
     def drop(self, peer_id: str) -> None:
         """Forgets a peer that is gone."""
+        keys = {key for keys in self._stamped.get(peer_id, {}).values() for key in keys}
         self._forget(peer_id, below=None)
+        for key in keys & self._durable.store.keys():  # nobody will strip these after a restart, so it is a record
+            stored = self._durable.store[key]
+            self._append(StoreWritten(self._durable.name, key, stored.value, stored.stamps))
         self.pending = {key: waiting for key, waiting in self.pending.items() if waiting.peer_id != peer_id}
 
     def clear(self) -> None:
@@ -154,7 +162,9 @@ def _changed(old: bytes | None, peer_id: str, request: StoreRequest, place: int)
             try:
                 total = int(old or b"0") + request.amount
             except ValueError:
-                raise ValueError(f"needs a decimal number, but the key holds {(old or b'')[:40]!r}") from None
+                raise ValueError(f"needs a decimal number, but the key holds {(old or b'')[:MAX_SHOWN]!r}") from None
+            if abs(total) > MAX_SUM:
+                raise ValueError(f"the sum does not fit into 64 bits: the key holds {(old or b'')[:MAX_SHOWN]!r}")
             return str(total).encode(), Stamp(peer_id, number, amount=total)
         case StoreOp.APPEND:
             return _bounded((old or b"") + request.values[place]), Stamp(peer_id, number)

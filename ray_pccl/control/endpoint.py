@@ -40,7 +40,9 @@ class Endpoint:
             return cls(host.removeprefix("[").removesuffix("]"), int(port), bytes.fromhex(key))
         except ValueError:
             shown = address + ("#..." if key else "")
-            raise SettingsError(f"a master's endpoint reads host:port#key (the key in hexadecimal), not {shown!r}") from None
+            raise SettingsError(
+                f"a master's endpoint reads host:port#key (the key in hexadecimal), not {shown!r}"
+            ) from None
 
 
 def new_key() -> bytes:

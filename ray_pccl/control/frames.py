@@ -31,6 +31,14 @@ def encode(message: messages.Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def check(message: messages.FromPeer) -> None:
+    """Raises `ProtocolError` for a message of ours that the master would not take: too large, or of wrong types."""
+    try:
+        _to_master.decode(encode(message)[_LENGTH.size :])
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"this can't be sent to the master: {error}") from None
+
+
 class FrameReader:
     """Cuts a stream of bytes into messages. Feed it what arrives; it keeps at most one unfinished frame."""
 

@@ -336,17 +336,6 @@ FromPeer = (
 )
 FromSentinel = Watch | Seen
 FromMaster = (
-    Welcome
-    | Refused
-    | Registered
-    | Ask
-    | Decide
-    | Evicted
-    | VoteServed
-    | VoteFailed
-    | Reply
-    | News
-    | Stopped
-    | Beat
+    Welcome | Refused | Registered | Ask | Decide | Evicted | VoteServed | VoteFailed | Reply | News | Stopped | Beat
 )
 ToMaster = FromPeer | FromSentinel

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -21,6 +21,7 @@ NAMESPACE_VARIABLE = PREFIX + "NAMESPACE"
 START_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_S = 5.0
 _RETRY_S = 0.05
+_T = TypeVar("_T")
 
 
 def start_master(*, namespace: str | None = None, settings: Settings | None = None) -> Any:
@@ -42,12 +43,7 @@ def start_master(*, namespace: str | None = None, settings: Settings | None = No
     settings = settings if settings is not None else Settings.from_env()
     options = {"name": MASTER_NAME, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
     actor = MasterActor.options(**options, max_restarts=-1, num_cpus=0).remote(namespace, settings)
-    try:
-        ray.get(actor.endpoint.remote(), timeout=START_TIMEOUT_S)
-    except GetTimeoutError:
-        raise MasterUnreachableError(
-            f"the master actor did not start within {START_TIMEOUT_S:g} s: look at its log in the Ray dashboard"
-        ) from None
+    _patiently(lambda: ray.get(actor.endpoint.remote(), timeout=START_TIMEOUT_S), START_TIMEOUT_S)
     return actor
 
 
@@ -74,18 +70,12 @@ def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIME
         MasterUnreachableError: It did not answer in time.
     """
     _require_ray()
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return finder(namespace)()
-        except MasterStoppedError:
-            raise MasterNotFoundError(
-                f"there is no master in the Ray namespace {_namespace(namespace)!r}: call ray_pccl.start_master() first"
-            ) from None
-        except (RayActorError, GetTimeoutError) as error:
-            if time.monotonic() >= deadline:
-                raise MasterUnreachableError(f"the master did not answer within {timeout_s:g} s: {error}") from error
-            time.sleep(_RETRY_S)
+    try:
+        return _patiently(finder(namespace), timeout_s)
+    except MasterStoppedError:
+        raise MasterNotFoundError(
+            f"there is no master in the Ray namespace {_namespace(namespace)!r}: call ray_pccl.start_master() first"
+        ) from None
 
 
 def finder(namespace: str | None) -> Callable[[], Endpoint]:
@@ -103,6 +93,20 @@ def finder(namespace: str | None) -> Callable[[], Endpoint]:
         return answer
 
     return find
+
+
+def _patiently(call: Callable[[], _T], timeout_s: float) -> _T:
+    """Calls the master, and again while Ray restarts it."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return call()
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() >= deadline:
+                raise MasterUnreachableError(
+                    f"the master did not answer within {timeout_s:g} s; its log is in Ray's dashboard: {error}"
+                ) from error
+            time.sleep(_RETRY_S)
 
 
 def _namespace(namespace: str | None) -> str:

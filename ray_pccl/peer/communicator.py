@@ -63,6 +63,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._peer_id = _new_peer_id()
+        self._used_peer_id = False
         self._connection: MasterConnection | None = None
         self._early_call = False
         self._operations_entered = 0
@@ -99,7 +100,9 @@ class Communicator:
                 raise UsageError(f"already connected to group {self._group!r}, or connecting; call close() first")
             if self._connection is not None:
                 self._connection.close()
+            if self._used_peer_id:
                 self._peer_id = _new_peer_id()
+            self._used_peer_id = True
             started = time.monotonic()
             endpoint, resolve = self._find_master(patience)
             minimum, maximum, rank = self._limits
@@ -145,7 +148,7 @@ class Communicator:
 
     @property
     def peer_id(self) -> str:
-        """This peer's name: unique for ever. A peer that connects again after an eviction has a new one."""
+        """This peer's name: unique for ever. A communicator that connects again has a new one."""
         return self._peer_id
 
     @property
@@ -276,9 +279,7 @@ class Communicator:
         connection = self._connected()
 
         def begin(now: float) -> tuple[Hashable, list[Effect]]:
-            return connection.membership.request(
-                op, now, keys=keys, values=values, amount=amount, timeout_s=timeout_s
-            )
+            return connection.membership.request(op, now, keys=keys, values=values, amount=amount, timeout_s=timeout_s)
 
         reply: Reply = connection.call(begin)
         return reply

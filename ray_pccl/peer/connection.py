@@ -34,9 +34,12 @@ log = logging.getLogger("ray_pccl.peer")
 TICK_S = 0.05
 DIAL_TIMEOUT_S = 2.0
 FIRST_BACKOFF_S = 0.02
+REFUSALS_TO_BELIEVE = 3
 SILENT_BEATS = 3
 """A master that echoes nothing for this many heartbeat timeouts is dialled anew, while the old connection stays."""
 CLOSE_TIMEOUT_S = 5.0
+LAST_WORDS_S = 1.0
+"""How long the end of a connection may take, for what was said last to leave."""
 
 
 class Link(asyncio.Protocol):
@@ -134,6 +137,7 @@ class MasterConnection:
         self._beat_next = 0.0
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
+        self._unlinked = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._watch = SentinelWatch(self._hello, lambda: self.membership.master_id)
         self._watch_task: asyncio.Task[None] | None = None
@@ -158,7 +162,7 @@ class MasterConnection:
         def on_loop() -> None:
             try:
                 call, effects = begin(time.monotonic())
-            except PCCLError as error:
+            except Exception as error:
                 started.set_exception(error)
                 return
             self._calls[call] = ended
@@ -228,9 +232,9 @@ class MasterConnection:
             task.cancel()
         for link in list(self._links):
             link.close()
-        deadline = time.monotonic() + 1.0
-        while self._links and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
+        if self._links:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unlinked.wait(), LAST_WORDS_S)
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_default_executor()
 
@@ -266,6 +270,8 @@ class MasterConnection:
     def lost(self, link: Link) -> None:
         """A connection is gone."""
         self._links.discard(link)
+        if not self._links:
+            self._unlinked.set()
         if link is self._link:
             self._link = None
             self._apply(self.membership.disconnected())
@@ -307,16 +313,18 @@ class MasterConnection:
     # -------------------------------------------------------------------------------------------------- dialling
 
     async def _dial_for_ever(self) -> None:
-        backoff = FIRST_BACKOFF_S
+        backoff, refusals = FIRST_BACKOFF_S, 0
         while True:
             try:
                 await self._dial()
-                backoff = FIRST_BACKOFF_S
+                backoff, refusals = FIRST_BACKOFF_S, 0
                 await self._wake.wait()
                 self._wake.clear()
                 continue
             except AuthenticationError as error:
-                if self._resolve is None:
+                # A master that dies in the middle of a handshake looks the same, once.
+                refusals += 1
+                if self._resolve is None and refusals >= REFUSALS_TO_BELIEVE:
                     self._apply(self.membership.refused(error))
                     return
             except (OSError, ProtocolError, TimeoutError) as error:
@@ -356,6 +364,7 @@ class MasterConnection:
                 sock.close()
                 raise
             self._links.add(link)
+            self._unlinked.clear()
             try:
                 welcome = await link.welcomed
                 greeting = self.membership.welcome(welcome, time.monotonic())

@@ -1,8 +1,9 @@
 """What a peer holds of each operation: the part of the commit protocol that must survive a round.
 
 The data plane reports its progress here; a round reads it, and settles it (R0 to R3). Once frozen, nothing moves until
-the decision: that is what makes an answer binding. The same happens when the lease runs out (R7), and here it is checked
-at each step: a process that was stopped for longer than its lease must not take one more step before its timers run.
+the decision: that is what makes an answer binding. The same happens when the lease runs out (R7), and here it is
+checked at each step: a process that was stopped for longer than its lease must not take one more step before its timers
+run.
 """
 
 from __future__ import annotations
@@ -103,12 +104,16 @@ class Ledger:
         operation = self.operations.get(key)
         if outcome.verdict is Verdict.CONSUME:
             if operation is None or operation.state is not OperationState.COMMITTED:
-                self.operations[key] = Operation(OperationState.FAILED, outcome.epoch, retry=False, failure=outcome.failure)
+                self.operations[key] = Operation(
+                    OperationState.FAILED, outcome.epoch, retry=False, failure=outcome.failure
+                )
         elif operation is None or operation.state in (OperationState.COMMITTED, OperationState.FAILED):
             return
         elif outcome.verdict is Verdict.COMMIT:
             if operation.state is not OperationState.PREPARED:
-                raise PCCLError(f"operation {key} is to commit, but this peer holds no result: it is {operation.state.value}")
+                raise PCCLError(
+                    f"operation {key} is to commit, but this peer holds no result: it is {operation.state.value}"
+                )
             operation.state = OperationState.COMMITTED
         else:
             operation.state, operation.epoch = OperationState.RUNNING, epoch

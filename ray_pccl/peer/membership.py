@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ray_pccl.control import frames
 from ray_pccl.control.messages import (
     LEFT,
     Answer,
@@ -180,8 +181,11 @@ class Membership:
 
     def welcome(self, welcome: Welcome, now: float) -> list[Message]:
         """A master answered: what to tell it first. Raises `ProtocolError` for one that was replaced (R6)."""
-        if welcome.boot < self.boot:
+        same = welcome.master_id == self.master_id
+        if same and welcome.boot < self.boot:
             raise ProtocolError(f"this is the master of boot {welcome.boot}, and {self.boot} has replaced it")
+        if not same:  # another master altogether, whose rounds count from the start
+            self._round = (0, 0)
         self.boot, self.master_id = welcome.boot, welcome.master_id
         self.settings = self.settings.with_shared(welcome.shared)
         self._ever_welcomed = True
@@ -271,14 +275,17 @@ class Membership:
         """The peer asks something of the group's store."""
         self.require_member()
         acknowledged = min(self._requests, default=self._number)
-        message = StoreRequest(self._next_number(), acknowledged, op, keys, values, amount, timeout_s)
+        message = StoreRequest(self._number, acknowledged, op, keys, values, amount, timeout_s)
+        frames.check(message)
+        self._number += 1
         waits = op in (StoreOp.GET, StoreOp.WAIT)
         return self._owed(message.number, message, timeout_s if waits else self.settings.master_timeout_s, now)
 
     def query(self, what: Question, now: float) -> tuple[Hashable, list[Effect]]:
         """The peer asks something about its group."""
         self.require_member()
-        message = Query(self._next_number(), what)
+        message = Query(self._number, what)
+        self._number += 1
         return self._owed(message.number, message, self.settings.master_timeout_s, now)
 
     def abandon(self, call: Hashable) -> list[Effect]:
@@ -316,15 +323,13 @@ class Membership:
             return
         if self.ending is not None:
             raise type(self.ending)(str(self.ending), **self.ending.details)
-        raise NotConnectedError(f"the communicator is no member of group {self.identity.group!r} yet: call connect() first")
+        raise NotConnectedError(
+            f"the communicator is no member of group {self.identity.group!r} yet: call connect() first"
+        )
 
     def _owed(self, number: int, message: Message, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
         self._requests[number] = _Call(message, now + timeout_s + SLACK_S)
         return number, [Send(message)]
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number - 1
 
     # ------------------------------------------------------------------------------------- what the master says
 
@@ -484,4 +489,6 @@ class Membership:
 
 
 def _error(failure: Failure) -> PCCLError:
-    return error_named(failure.error, failure.text, failure.details)
+    # The wire knows no tuples; errors promise them.
+    details = {name: tuple(value) if isinstance(value, list) else value for name, value in failure.details.items()}
+    return error_named(failure.error, failure.text, details)

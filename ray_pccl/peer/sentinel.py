@@ -1,9 +1,9 @@
 """The sentinel: a tiny process, one for each host and master, that sees peers die before their sockets do.
 
-The kernel closes a dying process's sockets only after it has freed its memory, and not at all while a forked child holds
-them; a stopped process keeps them for ever. ``/proc/PID/stat`` tells at once: the flag PF_EXITING, the state T. The
-sentinel reads it every few milliseconds and tells the master. It is started by the first peer of a host, and gone with
-the last. It knows nothing of groups.
+The kernel closes a dying process's sockets only after it has freed its memory, and not at all while a forked child
+holds them; a stopped process keeps them for ever. ``/proc/PID/stat`` tells at once: the flag PF_EXITING, the state T.
+The sentinel reads it every few milliseconds and tells the master. It is started by the first peer of a host, and gone
+with the last. It knows nothing of groups.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ class Sentinel:
         self._master = sock
         self._selector.register(sock, selectors.EVENT_READ)
         # A master that is new to us has to hear of everyone; deaths that it missed are still in `_unsent`.
-        known = [Seen(c.peer_id, c.state) for c in self._clients.values() if c.peer_id is not None and c.state is not None]
+        known = [
+            Seen(c.peer_id, c.state) for c in self._clients.values() if c.peer_id is not None and c.state is not None
+        ]
         deaths = [m for m in self._unsent if isinstance(m, Seen) and m.state is ProcessState.EXITING]
         self._unsent = [Watch(self._host), *known, *deaths]
 

@@ -22,7 +22,9 @@ class Requester(Protocol):
         values: tuple[bytes, ...] = (),
         amount: int = 0,
         timeout_s: float = 0.0,
-    ) -> Reply: ...
+    ) -> Reply:
+        """The answer; raises what the master refused it with."""
+        ...
 
 
 class Store:

@@ -19,7 +19,6 @@ from master_actor.core.actions import (
     Disconnected,
     Event,
     Received,
-    Send,
     SentinelGone,
     SentinelSaid,
     Tick,
@@ -131,8 +130,9 @@ class MasterProcess:
                 self.world.master_ends(self)
                 return
             self.world.journalled(action.record)
-        elif isinstance(action, Send) and (link := self.links.get(action.peer_id)) is not None:
-            if not link.down_closed:
+        else:
+            link = self.links.get(action.peer_id)
+            if link is not None and not link.down_closed:
                 link.down.append(action.message)
         self.world.crash_point(self)
 

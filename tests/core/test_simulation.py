@@ -1,4 +1,4 @@
-"""Hypothesis drives a whole world: joins, deaths, delays, reordered reports, partitions, master restarts, two masters."""
+"""Hypothesis drives a whole world: joins, deaths, delays, reordered reports, partitions, restarts, two masters."""
 
 from __future__ import annotations
 

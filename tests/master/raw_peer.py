@@ -70,10 +70,16 @@ class RawPeer:
 
     def is_served(self) -> bool:
         """Whether the master still answers on this connection."""
-        self.send(Beat(4711))
-        while self.receive(Beat).number != 4711:
-            pass
+        self.told_by_now()
         return True
+
+    def told_by_now(self) -> list[Message]:
+        """All that the master has said on this connection up to now, and that was not received yet."""
+        self.send(Beat(4711))
+        told: list[Message] = []
+        while not isinstance(message := self.receive(Message), Beat):
+            told.append(message)
+        return told
 
     def ends(self, timeout_s: float = PATIENCE_S) -> int | None:
         """Waits until the master closes the connection: how many bytes came before; None if it stays open."""

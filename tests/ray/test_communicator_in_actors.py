@@ -1,3 +1,4 @@
+import contextlib
 import subprocess
 import sys
 import time
@@ -218,15 +219,15 @@ def test_a_master_that_is_stopped_while_ray_restarts_it_is_gone_for_good(master:
 def test_members_of_a_stopped_master_do_not_wait_for_it_when_another_is_started(master: Any, faults: Faults) -> None:
     faults.kill(get(master.pid.remote()))  # so that the next master counts its boots from below
     comm = ray_pccl.Communicator("orphaned", settings=Settings(master_timeout_s=8))
-    comm.connect(30)
-    faults.kill(eventually(master_pid, 20))  # nobody is left to tell the member
+    with contextlib.closing(comm):
+        comm.connect(30)
+        faults.kill(eventually(master_pid, 20))  # nobody is left to tell the member
 
-    ray_pccl.stop_master()
-    ray_pccl.start_master()
+        ray_pccl.stop_master()
+        ray_pccl.start_master()
 
-    with pytest.raises((MasterStoppedError, PeerEvictedError)):
-        comm.num_waiting()
-    comm.close()
+        with pytest.raises((MasterStoppedError, PeerEvictedError)):
+            comm.num_waiting()
 
 
 def test_a_master_that_is_started_after_a_stop_knows_nothing_of_the_one_before(ray_local: Any, master: Any) -> None:
