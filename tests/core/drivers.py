@@ -19,7 +19,9 @@ def _some(world: World, choose: Choose, *, where: Callable[[Peer], bool]) -> Pee
 
 def start_peer(world: World, choose: Choose) -> None:
     if sum(peer.alive for peer in world.peers.values()) < MOST_PEERS:
-        world.start_peer(group=choose(["g", "g", "g", "h"]), watched=choose([True, False]), minimum=2, maximum=4)  # type: ignore[arg-type]
+        group, watched = choose(["g", "g", "g", "h"]), choose([True, False])
+        passive = choose([False, False, False, False, True])
+        world.start_peer(group=group, watched=watched, minimum=2, maximum=4, passive=passive)  # type: ignore[arg-type]
 
 
 def start_alone(world: World, choose: Choose) -> None:
@@ -297,7 +299,8 @@ LIVES = {"any": STEPS, "operations": OPERATIONS, "calls": CALLS, "endings": ENDI
 def formed(world: World, choose: Choose) -> None:
     """Three peers form the group before anything happens to it."""
     for _ in range(3):
-        world.start_peer(watched=bool(choose([True, False])), minimum=2, maximum=4)
+        passive = bool(choose([False, False, False, False, True]))
+        world.start_peer(watched=bool(choose([True, False])), minimum=2, maximum=4, passive=passive)
     world.advance(1.0)
 
 

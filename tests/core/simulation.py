@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from master_actor.core.actions import (
@@ -155,10 +155,10 @@ class MasterProcess:
 class Peer:
     """A peer's process: its membership, its calls, and the operations it runs."""
 
-    def __init__(self, world: World, identity: Identity) -> None:
+    def __init__(self, world: World, identity: Identity, settings: Settings) -> None:
         self.world = world
         self.name = identity.peer_id
-        self.membership = Membership(identity, world.settings, world.now)
+        self.membership = Membership(identity, settings, world.now)
         self.membership.join(world.settings.join_timeout_s, world.now)
         self.alive = True
         self.stopped = False
@@ -318,10 +318,17 @@ class World:
     # --------------------------------------------------------------------------------------------------- peers
 
     def start_peer(
-        self, *, group: str = "g", watched: bool = True, minimum: int = 1, maximum: int | None = None
+        self,
+        *,
+        group: str = "g",
+        watched: bool = True,
+        minimum: int = 1,
+        maximum: int | None = None,
+        passive: bool = False,
     ) -> Peer:
         name = f"p{len(self.peers)}"
-        peer = Peer(self, Identity(name, group, f"host-{name}", minimum, maximum, None, watched))
+        identity = Identity(name, group, f"host-{name}", minimum, maximum, None, watched)
+        peer = Peer(self, identity, replace(self.settings, proactive_recovery=not passive, passive_timeout_s=1.0))
         self.peers[peer.name] = peer
         self.note(f"{peer.name} starts, wants into {group!r}")
         self.dial(peer)
