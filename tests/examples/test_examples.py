@@ -50,7 +50,7 @@ def test_the_demo_shows_a_group_that_outlives_a_peer_and_the_master() -> None:
     places = [output.find(part) for part in story]
     assert -1 not in places and places == sorted(places), output
     formed_ms, peer_ms, master_ms = times[-3:]
-    assert peer_ms < 1000 < master_ms + 1000
+    assert peer_ms < 1000
     assert max(formed_ms, master_ms) < 20_000
 
 
