@@ -311,8 +311,9 @@ class Server:
                 connection.peer_id = peer_id
                 self._peers[peer_id] = connection
                 self.handle(Received(peer_id, message))
-            case Beat():
-                connection.send(frames.encode(message))
+            case Beat(_, echo):
+                if echo:
+                    connection.send(frames.encode(message))
                 if connection.peer_id is not None:
                     self.core.liveness.heard(connection.peer_id, time.monotonic())
                 elif connection.host is not None:
@@ -440,7 +441,8 @@ def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
     wanted = [port] if port else [old.port, 0] if old is not None and old.host == host else [0]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in wanted:
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say that they are TCP.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             listening.bind((host, candidate))

@@ -7,8 +7,11 @@ each step is as it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import msgspec
 
 from master_actor.core.actions import Action, Append, Send
 from master_actor.core.agreement import agree
@@ -63,7 +66,7 @@ _ADMITTING = (VoteKind.UPDATE_TOPOLOGY, VoteKind.AWAIT_MINIMUM)
 class Inquiry:
     """A round under way: who is still to answer, by when, and what the others said."""
 
-    round: Round
+    question: Ask
     admit: bool
     deadlines: dict[str, float]
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -311,7 +314,11 @@ class Group:
 
     def answer(self, peer_id: str, answer: Answer, now: float) -> None:
         """A peer has frozen, and tells what it holds."""
-        if self.inquiry is not None and answer.round == self.inquiry.round and peer_id in self.inquiry.deadlines:
+        if (
+            self.inquiry is not None
+            and answer.round == self.inquiry.question.round
+            and peer_id in self.inquiry.deadlines
+        ):
             del self.inquiry.deadlines[peer_id]
             self.inquiry.answers[peer_id] = answer
             self._decide_if_complete(now)
@@ -357,13 +364,13 @@ class Group:
             self._decide_if_complete(now)
             return
         self.log.enter(Phase.ASKING, now)
-        self.inquiry = Inquiry(self._next_round(), admit, {})
+        self.inquiry = Inquiry(Ask(self._next_round()), admit, {})
         for peer_id in self.living:
             self._put_question(peer_id, now)
 
     def _put_question(self, peer_id: str, now: float) -> None:
         assert self.inquiry is not None
-        question = Ask(self.inquiry.round)
+        question = self.inquiry.question
         patience = self._settings.answer_timeout_s
         if peer_id in self._passive:
             self._held[peer_id] = question
@@ -392,7 +399,8 @@ class Group:
         members += tuple(Member(join.peer_id, join.host) for join in joins)
         self.log.enter(Phase.STEADY, now)
         limits = (self.durable.min_world_size, self.durable.max_world_size)
-        self._begin(members, admits=admits, limits=limits, outcomes=outcomes)
+        answered = {peer_id: answer.epoch for peer_id, answer in inquiry.answers.items()}
+        self._begin(members, admits=admits, limits=limits, outcomes=outcomes, answered=answered)
         self._count_votes(now)
 
     def _begin(
@@ -402,8 +410,9 @@ class Group:
         admits: bool,
         limits: tuple[int, int | None],
         outcomes: tuple[Outcome, ...] = (),
+        answered: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Writes the next epoch down, then tells its members."""
+        """Writes the next epoch down, then tells its members. `answered`: in which epoch who answered is."""
         epoch = self.durable.epoch + 1
         votes = dict(self.durable.votes)
         if admits:
@@ -412,8 +421,9 @@ class Group:
             self.votes[VoteKind.UPDATE_TOPOLOGY].clear()
         if len(members) >= limits[0]:
             self.votes[VoteKind.AWAIT_MINIMUM].clear()
-        old = {member.peer_id for member in self.durable.members}
-        newcomers = any(member.peer_id not in old for member in members)
+        base, before = self.durable.epoch, self.durable.members
+        old, new = set(before), set(members)
+        newcomers = tuple(member for member in members if member not in old)
         admitted_in = epoch if newcomers else self.durable.admitted_in
         self._append(EpochBegan(self.name, epoch, members, admitted_in, votes, *limits))
         for peer_id in self.lost:
@@ -421,9 +431,14 @@ class Group:
         lost = tuple(self.lost.items())
         self.lost.clear()
         self.leases.clear()
-        decision = Decide(epoch, members, admitted_in, outcomes, votes, lost, limits[0], self._census())
+        whole = Decide(epoch, members, admitted_in, outcomes, votes, lost, limits[0], self._census())
+        stayed = tuple(member for member in before if member in new)
+        removed = tuple(member.peer_id for member in before if member not in new)
+        change = msgspec.structs.replace(whole, members=newcomers, base=base, removed=removed)
+        in_order = members == stayed + newcomers
         for member in members:
-            self._send(member.peer_id, decision)
+            follows = in_order and answered.get(member.peer_id) == base
+            self._send(member.peer_id, change if follows else whole)
 
     # ------------------------------------------------------------------------------ after the master's restart
 

@@ -168,9 +168,10 @@ class Poll(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life; the other side sends it back as it came."""
+    """A sign of life; the master sends it back as it came, if asked to."""
 
     number: int
+    echo: bool = True
 
 
 class StoreOp(Enum):
@@ -275,7 +276,11 @@ class Ask(Message, frozen=True):
 
 
 class Decide(Message, frozen=True):
-    """A new epoch, as a whole: who is in it, and what became of everything that was open."""
+    """A new epoch, as a whole: who is in it, and what became of everything that was open.
+
+    To a peer that is known to be in the epoch before (`base`), `members` holds only the newcomers, and `removed` who is
+    gone: with a thousand members, the whole list for each of them takes longer than everything else.
+    """
 
     epoch: int
     members: tuple[Member, ...]
@@ -285,6 +290,8 @@ class Decide(Message, frozen=True):
     lost: tuple[tuple[str, str], ...]
     min_world_size: int
     attributes: dict[str, int]
+    base: int = 0
+    removed: tuple[str, ...] = ()
 
 
 class Evicted(Message, frozen=True):

@@ -135,12 +135,15 @@ class MasterConnection:
         self._beats: dict[int, float] = {}
         self._beat_number = 0
         self._beat_next = 0.0
+        self._echo_next = 0.0
+        self._linked = 0.0
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._unlinked = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._watch = SentinelWatch(self._hello, lambda: self.membership.master_id)
         self._watch_task: asyncio.Task[None] | None = None
+        self._lookup: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="ray_pccl-peer", daemon=True)
         _live.add(self)
 
@@ -250,10 +253,13 @@ class MasterConnection:
         settings = self.membership.settings
         self._beat_next = now + settings.heartbeat_interval_ms / 1000
         self._beat_number += 1
-        self._beats[self._beat_number] = now
-        self._beats.pop(self._beat_number - 1000, None)
-        link.send(Beat(self._beat_number))
-        if now - self.membership.last_heard >= SILENT_BEATS * settings.heartbeat_timeout_s:
+        echo = now >= self._echo_next
+        if echo:
+            self._echo_next = now + settings.heartbeat_timeout_s / 2
+            self._beats[self._beat_number] = now
+        link.send(Beat(self._beat_number, echo))
+        silent_since = max(self.membership.last_heard, self._linked)
+        if now - silent_since >= SILENT_BEATS * settings.heartbeat_timeout_s:
             self._wake.set()
 
     def received(self, link: Link, message: FromMaster) -> None:
@@ -329,17 +335,16 @@ class MasterConnection:
                     return
             except (OSError, ProtocolError, TimeoutError) as error:
                 log.debug("the master can't be reached: %s", error)
-            await self._look_up()
+            if self._resolve is not None and (self._lookup is None or self._lookup.done()):
+                self._lookup = asyncio.create_task(self._look_up(self._resolve))  # meanwhile the old place is tried
             cap = self.membership.settings.reconnect_cap_ms / 1000
             await asyncio.sleep(random.uniform(0.5, 1.0) * backoff)
             backoff = min(2 * backoff, cap)
 
-    async def _look_up(self) -> None:
+    async def _look_up(self, resolve: Callable[[], Endpoint]) -> None:
         """Asks where the master is now; it may have been restarted elsewhere, or be gone for good."""
-        if self._resolve is None:
-            return
         try:
-            endpoint = await self._loop.run_in_executor(None, self._resolve)
+            endpoint = await self._loop.run_in_executor(None, resolve)
         except MasterStoppedError as error:
             self._apply(self.membership.master_gone(error))
         except Exception as error:
@@ -372,6 +377,9 @@ class MasterConnection:
                 link.abort()
                 raise
         self._link = link
+        self._linked = time.monotonic()
+        self._echo_next = 0.0
+        self._beats.clear()
         for message in greeting:
             link.send(message)
         self._beat(time.monotonic(), link)

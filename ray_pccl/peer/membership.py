@@ -376,19 +376,21 @@ class Membership:
     def _decided(self, decide: Decide, now: float) -> list[Effect]:
         if decide.epoch <= self.view.epoch:
             return []
+        members = self._members_of(decide)
         before = [member.peer_id for member in self.view.members]
-        ids = [member.peer_id for member in decide.members]
+        ids = [member.peer_id for member in members]
         self.ledger.settle(decide.outcomes, decide.epoch, restart_numbers=decide.admitted_in > self._admitted_in)
         self._admitted_in = decide.admitted_in
         self._broken_links.clear()
         self._polled = now
         self.view = View(
-            decide.epoch, ids.index(self.identity.peer_id), decide.members, decide.min_world_size, decide.attributes
+            decide.epoch, ids.index(self.identity.peer_id), members, decide.min_world_size, decide.attributes
         )
         effects: list[Effect] = []
         reasons = dict(decide.lost)
+        here = set(ids)
         for peer_id in before:
-            if peer_id not in ids:
+            if peer_id not in here:
                 reason = reasons.get(peer_id, _UNKNOWN_REASON)
                 change = MembershipChange.LEFT if reason == LEFT else MembershipChange.LOST
                 effects.append(self._tell(change, peer_id, reason))
@@ -400,6 +402,14 @@ class Membership:
         if len(ids) >= decide.min_world_size:
             effects += self._settle_vote(VoteKind.AWAIT_MINIMUM, value=True)
         return effects
+
+    def _members_of(self, decide: Decide) -> tuple[Member, ...]:
+        if not decide.base:
+            return decide.members
+        if decide.base != self.view.epoch:
+            raise ProtocolError(f"a change to epoch {decide.base}, but this peer is in epoch {self.view.epoch}")
+        gone = set(decide.removed)
+        return (*(member for member in self.view.members if member.peer_id not in gone), *decide.members)
 
     def _settle_votes(self, counts: dict[str, VoteCount]) -> list[Effect]:
         effects: list[Effect] = []

@@ -195,7 +195,7 @@ class Sentinel:
         if now >= self._beat_next:
             self._beat_next = now + self._beat_every_s
             self._beats += 1
-            self._send(Beat(self._beats))
+            self._send(Beat(self._beats, echo=False))
         while self._unsent and self._send(self._unsent[0]):
             del self._unsent[0]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import msgspec
+
 from master_actor.core.actions import (
     Action,
     Append,
@@ -60,6 +62,7 @@ class DrivenMaster:
         self.boot = boot
         self.now = now
         self.beating: set[str] = set()
+        self.epochs = {(group.name, group.epoch): group.members for group in self.master.durable.groups.values()}
         self.actions: list[Action] = self.master.begin()
 
     def group(self, name: str = "g") -> Group:
@@ -67,9 +70,21 @@ class DrivenMaster:
 
     def handle(self, event: Event) -> list[Action]:
         """What the event leads to now."""
-        actions = self.master.handle(event, self.now)
+        actions = [self._in_full(action) for action in self.master.handle(event, self.now)]
         self.actions += actions
         return actions
+
+    def _in_full(self, action: Action) -> Action:
+        """A decision that only tells what changed, with what its receiver makes of it."""
+        if isinstance(action, Append) and isinstance(action.record, EpochBegan):
+            self.epochs[action.record.group, action.record.epoch] = action.record.members
+        if not isinstance(action, Send) or not isinstance(action.message, Decide) or not action.message.base:
+            return action
+        decide = action.message
+        known = (members for (_, epoch), members in self.epochs.items() if epoch == decide.base)
+        [base] = [members for members in known if action.peer_id in {member.peer_id for member in members}]
+        members = tuple(member for member in base if member.peer_id not in decide.removed) + decide.members
+        return Send(action.peer_id, msgspec.structs.replace(decide, members=members, base=0, removed=()))
 
     def say(self, peer_id: str, message: FromPeer) -> list[Action]:
         """A peer says something."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from master_actor.core.actions import Append, Send, SentinelGone, SentinelSaid
+from master_actor.core.actions import Append, Received, Send, SentinelGone, SentinelSaid
 from master_actor.core.phases import Phase
 from master_actor.core.records import GroupEmptied
 from ray_pccl.control.messages import (
     Answer,
     Ask,
+    Decide,
     Evicted,
     Farewell,
     Leave,
@@ -27,11 +28,13 @@ from ray_pccl.control.messages import (
 from tests.core.driven import (
     EXITING,
     SETTINGS,
+    TOPOLOGY,
     DrivenMaster,
     asked,
     evicted,
     joining,
     new_epoch,
+    of,
     registering,
 )
 
@@ -496,3 +499,34 @@ def test_a_sentinel_that_goes_takes_nobody_with_it() -> None:
     master.handle(SentinelSaid("h", Seen("a", ProcessState.RUNNING)))
     assert master.handle(SentinelGone("h")) == []
     assert master.at(0.4) == []
+
+
+def test_who_is_in_the_epoch_before_is_told_only_what_changed_and_who_is_not_everything() -> None:
+    master = DrivenMaster().formed("a", "b", "c")
+    master.join("d", min_world_size=3)
+    for peer_id in "abc":
+        master.vote(peer_id, TOPOLOGY, 1)
+    master.answer("a")
+    master.answer("b")
+    told = {
+        action.peer_id: action.message
+        for action in master.master.handle(Received("c", Answer((1, 1), 1, ())), master.now)
+        if isinstance(action, Send) and isinstance(action.message, Decide)
+    }
+    assert {peer_id: (decide.base, decide.members, decide.removed) for peer_id, decide in told.items()} == {
+        **dict.fromkeys("abc", (1, of("d"), ())),
+        "d": (0, of("a", "b", "c", "d"), ()),
+    }
+
+
+def test_a_member_that_is_behind_is_told_everything() -> None:
+    master = DrivenMaster().formed("a", "b", "c")
+    master.dies("c")
+    master.answer("a", epoch=0)
+    told = {
+        action.peer_id: action.message
+        for action in master.master.handle(Received("b", Answer((1, 1), 1, ())), master.now)
+        if isinstance(action, Send) and isinstance(action.message, Decide)
+    }
+    assert (told["a"].base, told["a"].members, told["a"].removed) == (0, of("a", "b"), ())
+    assert (told["b"].base, told["b"].members, told["b"].removed) == (1, (), ("c",))
