@@ -110,7 +110,7 @@ class Crowd:
         self._decision = b""
         self._asked: set[int] = set()
         self._informed: set[int] = set()
-        self._interval_s = 0.0
+        self._interval_s = self._echo_s = 0.0
         for _ in range(0, size, DIALS_AT_ONCE):
             clients = [LightClient(endpoint) for _ in range(min(DIALS_AT_ONCE, size - len(self._clients)))]
             for client in clients:
@@ -158,7 +158,8 @@ class Crowd:
         while self._interval_s and self._turns and self._turns[0][0] <= now:
             due, number = self._turns.popleft()
             if number in self._clients:
-                self._clients[number].send(frames.encode(Beat(next(self._beats))))
+                echo = due % self._echo_s < self._interval_s  # as often as a peer of the library asks for it
+                self._clients[number].send(frames.encode(Beat(next(self._beats), echo)))
                 self._turns.append((due + self._interval_s, number))
 
     def _received(self, number: int, body: bytes) -> None:
@@ -188,6 +189,7 @@ class Crowd:
             self._received(number, body)
         elif isinstance(message, Welcome):
             self._interval_s = message.shared["heartbeat_interval_ms"] / 1000
+            self._echo_s = message.shared["heartbeat_timeout_s"] / 2
         elif isinstance(message, Refused):
             raise RuntimeError(f"a client was refused: {message.failure.text}")
 

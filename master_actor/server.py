@@ -295,6 +295,13 @@ class Server:
     def received(self, connection: Connection, message: ToMaster) -> None:
         """A message came on a connection that proved the key."""
         match message:
+            case Beat(_, echo):  # first, because with many peers nearly all that comes is beats
+                if echo:
+                    connection.send(frames.encode(message))
+                if connection.peer_id is not None:
+                    self.core.liveness.heard(connection.peer_id, time.monotonic())
+                elif connection.host is not None:
+                    self.core.liveness.sentinel_heard(connection.host, time.monotonic())
             case Watch(host):
                 connection.introduce(f"the sentinel of {host}")
                 connection.host = host
@@ -311,13 +318,6 @@ class Server:
                 connection.peer_id = peer_id
                 self._peers[peer_id] = connection
                 self.handle(Received(peer_id, message))
-            case Beat(_, echo):
-                if echo:
-                    connection.send(frames.encode(message))
-                if connection.peer_id is not None:
-                    self.core.liveness.heard(connection.peer_id, time.monotonic())
-                elif connection.host is not None:
-                    self.core.liveness.sentinel_heard(connection.host, time.monotonic())
             case _:
                 if connection.peer_id is None:
                     raise ProtocolError(f"a {type(message).__name__} before the peer said who it is")

@@ -28,7 +28,7 @@ class Settings:
     """How long to wait for what. Durations end in ``_s`` (seconds) or ``_ms`` (milliseconds)."""
 
     # Failure detection: the master's word, the same for all of its peers.
-    heartbeat_interval_ms: float = _setting(200.0, 1, 60_000, shared=True)
+    heartbeat_interval_ms: float = _setting(250.0, 1, 60_000, shared=True)
     """How often a peer and its host's sentinel beat."""
     heartbeat_timeout_s: float = _setting(1.0, 0.05, 3600, shared=True)
     """A host that is silent, or a process that is stopped, for this long is dead."""

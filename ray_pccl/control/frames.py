@@ -48,6 +48,8 @@ class FrameReader:
 
     def feed(self, data: bytes | memoryview) -> list[Any]:
         """The messages that are complete now. Raises `ProtocolError`; the connection is then to be dropped."""
+        if not self._buffer and len(data) > _LENGTH.size and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size:
+            return [self._decode(data[_LENGTH.size :])]  # one frame and nothing else: the common case, a beat
         self._buffer += data
         complete: list[Any] = []
         start = 0
@@ -63,7 +65,9 @@ class FrameReader:
         del self._buffer[:start]
         return complete
 
-    def _decode(self, body: bytes) -> Any:
+    def _decode(self, body: bytes | memoryview) -> Any:
+        if len(body) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
