@@ -19,6 +19,7 @@ from ray.experimental import internal_kv
 from master_actor.journal import Journal
 from master_actor.thread import MasterThread
 from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.errors import MasterUnreachableError
 from ray_pccl.settings import Settings
 
 log = logging.getLogger("ray_pccl.master")
@@ -35,23 +36,26 @@ class RayStorage:
     While the GCS can't be reached, calls are tried again: the master decides nothing meanwhile, and peers go on.
     """
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, *, timeout_s: float = float("inf")) -> None:
         self._prefix = f"{namespace}/".encode()
+        self._timeout_s = timeout_s
 
     def create(self, key: str, value: bytes) -> bool:
         put = internal_kv._internal_kv_put
-        return not _patiently(lambda: put(self._key(key), value, overwrite=False, namespace=_KV_NAMESPACE))
+        return not self._patiently(lambda: put(self._key(key), value, overwrite=False, namespace=_KV_NAMESPACE))
 
     def read(self, key: str) -> bytes | None:
-        value: bytes | None = _patiently(lambda: internal_kv._internal_kv_get(self._key(key), namespace=_KV_NAMESPACE))
+        value: bytes | None = self._patiently(
+            lambda: internal_kv._internal_kv_get(self._key(key), namespace=_KV_NAMESPACE)
+        )
         return value
 
     def keys(self, prefix: str) -> list[str]:
-        found = _patiently(lambda: internal_kv._internal_kv_list(self._key(prefix), namespace=_KV_NAMESPACE))
+        found = self._patiently(lambda: internal_kv._internal_kv_list(self._key(prefix), namespace=_KV_NAMESPACE))
         return [bytes(key).removeprefix(self._prefix).decode() for key in found]
 
     def delete(self, key: str) -> None:
-        _patiently(lambda: internal_kv._internal_kv_del(self._key(key), namespace=_KV_NAMESPACE))
+        self._patiently(lambda: internal_kv._internal_kv_del(self._key(key), namespace=_KV_NAMESPACE))
 
     def close(self) -> None:
         pass
@@ -59,19 +63,21 @@ class RayStorage:
     def _key(self, key: str) -> bytes:
         return self._prefix + key.encode()
 
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return call()
+            except Exception as error:  # Ray raises different ones, depending on what of the GCS is away
+                if time.monotonic() >= deadline:
+                    raise MasterUnreachableError(f"the journal in Ray's GCS can't be reached: {error}") from error
+                log.warning("the journal can't be reached, trying again: %s", error)
+                time.sleep(_RETRY_S)
 
-def _patiently(call: Callable[[], _T]) -> _T:
-    while True:
-        try:
-            return call()
-        except Exception as error:  # Ray raises different ones, depending on what of the GCS is away
-            log.warning("the journal can't be reached, trying again: %s", error)
-            time.sleep(_RETRY_S)
 
-
-def erase_journal(namespace: str) -> None:
+def erase_journal(namespace: str, *, timeout_s: float) -> None:
     """Forgets everything about the master of a namespace."""
-    Journal(RayStorage(namespace)).erase()
+    Journal(RayStorage(namespace, timeout_s=timeout_s)).erase()
 
 
 class MasterService:
@@ -80,7 +86,11 @@ class MasterService:
     def __init__(self, namespace: str, settings: Settings) -> None:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._master = MasterThread(host=host, storage=RayStorage(namespace), settings=settings)
-        self._endpoint = self._master.start()
+        try:
+            self._endpoint = self._master.start()
+        except BaseException:
+            log.exception("the master could not start")
+            os._exit(1)  # an exception here would be the end of the actor; a death, Ray makes good
         threading.Thread(target=self._exit_when_superseded, name="ray_pccl-fence", daemon=True).start()
 
     def endpoint(self) -> Endpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
 import socket
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from master_actor.clock import MasterClock
 from master_actor.core.actions import (
     Action,
     Append,
@@ -22,6 +24,7 @@ from master_actor.core.actions import (
     Event,
     EvictionRequested,
     Received,
+    Send,
     SentinelGone,
     SentinelSaid,
     StopRequested,
@@ -31,6 +34,7 @@ from master_actor.core.master import Master
 from master_actor.core.records import (
     Booted,
     Durable,
+    Record,
     decode_records,
     decode_snapshot,
     encode_records,
@@ -47,6 +51,7 @@ from ray_pccl.control.messages import (
     Message,
     Refused,
     Register,
+    Registered,
     Seen,
     ToMaster,
     Watch,
@@ -64,8 +69,10 @@ MAX_STRANGERS = 4096
 MAX_UNSENT_BYTES = 32 << 20
 """A peer that reads nothing is dropped when this much waits for it."""
 SNAPSHOT_EVERY = 1000
-VERIFY_S = 5.0
-"""How often an idle master makes sure that it still is the master."""
+VERIFIES_IN_GRACE = 4
+"""How often in `register_grace_s` an idle master makes sure that it still is the master."""
+PORT_PATIENCE_S = 3.0
+"""How long a restarted master waits for the port that its peers know, before it takes another."""
 BOOT_ATTEMPTS = 10
 CLOSE_TIMEOUT_S = 1.0
 
@@ -82,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._timeout: asyncio.TimerHandle | None = None
         self.who = "a stranger"
         self.peer_id: str | None = None
+        self.dial = 0
         self.host: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,7 +98,7 @@ class Connection(asyncio.Protocol):
         self.who = f"{transport.get_extra_info('peername')}"
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         if not self._server.admit_stranger(self):
-            self.drop("too many connections that have not proved the key")
+            self.drop("the master ends")
             return
         self._timeout = asyncio.get_running_loop().call_later(
             HANDSHAKE_TIMEOUT_S, self.drop, f"it did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s"
@@ -128,7 +136,8 @@ class Connection(asyncio.Protocol):
         """The other side was told to go; if it does not, its connection is ended."""
         if self._timeout is not None:
             self._timeout.cancel()
-        self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.close)
+        assert self._transport is not None
+        self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timeout is not None:
@@ -151,8 +160,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Ends the connection after what was sent has left."""
-        if self._transport is not None:
+        """Ends the connection after what was sent has left, even if a forked child still holds it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
             self._transport.close()
 
 
@@ -176,16 +186,21 @@ class Server:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ray_pccl-journal")
         self._queue: list[Action] = []
         self._writing = False
+        self._clock = MasterClock()
+        self._confirmed = 0.0
+        """When the last look at the journal began that showed it to be ours. By the real clock."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._deserted = asyncio.Event()
         self._over = False
-        self._strangers: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}
+        self._most_strangers = MAX_STRANGERS
         self._connections: set[Connection] = set()
         self._peers: dict[str, Connection] = {}
         self._sentinels: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
+        self._listening: socket.socket
         self.endpoint: Endpoint
         self.core: Master
 
@@ -201,12 +216,15 @@ class Server:
 
     async def _start(self) -> Endpoint:
         loop = asyncio.get_running_loop()
+        self._most_strangers = min(MAX_STRANGERS, _raise_file_limit() // 4)
+        self._clock.hold()  # until we listen, nobody can be late
         durable = await loop.run_in_executor(self._writer, self._load)
-        listening = _listen(self._host, self._port, durable.identity)
+        listening = await _listen(self._host, self._port, durable.identity)
         for _ in range(BOOT_ATTEMPTS):
             identity = self._identity(durable.identity, listening)
-            core = Master(durable, identity, self._settings, time.monotonic())
+            core = Master(durable, identity, self._settings, self._clock.read())
             records = [action.record for action in core.begin() if isinstance(action, Append)]
+            self._confirmed = time.monotonic()
             try:
                 await loop.run_in_executor(self._writer, self._journal.append, encode_records(list(records)))
                 break
@@ -217,7 +235,9 @@ class Server:
             raise MasterError("another master keeps booting on the same journal")
         self.core = core
         self.endpoint = Endpoint(identity.host, identity.port, identity.key)
+        self._listening = listening
         self._listener = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
+        self._clock.release()
         self._tasks = [loop.create_task(self._tick_for_ever()), loop.create_task(self._verify_for_ever())]
         log.info("master boot %d listens on %s:%d", identity.boot, identity.host, identity.port)
         return self.endpoint
@@ -265,6 +285,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
+            with contextlib.suppress(OSError):  # for all who hold it, forked children too
+                self._listening.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         for connection in list(self._connections):
             connection.close()
@@ -279,16 +301,19 @@ class Server:
     # ---------------------------------------------------------------------------------------------- connections
 
     def admit_stranger(self, connection: Connection) -> bool:
-        """Whether one more connection may try to prove the key."""
+        """Whether one more connection may try to prove the key; if there are too many, the oldest has to go."""
         self._connections.add(connection)
-        if len(self._strangers) >= MAX_STRANGERS or self._over:
+        if self._over:
             return False
-        self._strangers.add(connection)
+        if len(self._strangers) >= self._most_strangers:
+            oldest = next(iter(self._strangers))
+            oldest.drop("too many connections have not proved the key, and it has had the longest time for it")
+        self._strangers[connection] = None
         return True
 
     def accepted(self, connection: Connection) -> None:
         """A connection proved the key."""
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         identity = self.core.identity
         connection.send(frames.encode(Welcome(identity.boot, identity.master_id, self._settings.shared())))
 
@@ -296,12 +321,7 @@ class Server:
         """A message came on a connection that proved the key."""
         match message:
             case Beat(_, echo):  # first, because with many peers nearly all that comes is beats
-                if echo:
-                    connection.send(frames.encode(message))
-                if connection.peer_id is not None:
-                    self.core.liveness.heard(connection.peer_id, time.monotonic())
-                elif connection.host is not None:
-                    self.core.liveness.sentinel_heard(connection.host, time.monotonic())
+                self._beat(connection, message, echo)
             case Watch(host):
                 connection.introduce(f"the sentinel of {host}")
                 connection.host = host
@@ -314,6 +334,10 @@ class Server:
             case Join(peer_id) | Register(peer_id):
                 if connection.peer_id not in (None, peer_id):
                     raise ProtocolError(f"peer {connection.peer_id} can't also be peer {peer_id}")
+                current = self._peers.get(peer_id)
+                if current is not None and message.dial < current.dial:
+                    raise ProtocolError(f"peer {peer_id} has made a newer connection since")
+                connection.dial = message.dial
                 connection.introduce(f"peer {peer_id}")
                 connection.peer_id = peer_id
                 self._peers[peer_id] = connection
@@ -321,12 +345,29 @@ class Server:
             case _:
                 if connection.peer_id is None:
                     raise ProtocolError(f"a {type(message).__name__} before the peer said who it is")
+                if self._peers.get(connection.peer_id) is not connection:
+                    return  # what an old connection still carries is said again on the new one
                 self.handle(Received(connection.peer_id, message))
+
+    def _beat(self, connection: Connection, beat: Beat, echo: bool) -> None:
+        """Notes a sign of life. The echo extends the peer's lease, so it is not for everyone (R6, R7)."""
+        if connection.host is not None:
+            self.core.liveness.sentinel_heard(connection.host, self._clock.read())
+        peer_id = connection.peer_id
+        if peer_id is None or self._peers.get(peer_id) is not connection:
+            return
+        self.core.liveness.heard(peer_id, self._clock.read())
+        if echo and self._is_ours() and self.core.belongs(peer_id):
+            connection.send(frames.encode(beat))
+
+    def _is_ours(self) -> bool:
+        """Whether the journal was seen to be ours lately. One who was replaced unseen must not go on as the master."""
+        return time.monotonic() - self._confirmed < self._settings.register_grace_s
 
     def lost(self, connection: Connection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         if not self._connections:
             self._deserted.set()
         peer_id, host = connection.peer_id, connection.host
@@ -343,7 +384,7 @@ class Server:
         """Hands an event to the core and carries out what it answers."""
         if self._over:
             return
-        self._queue += self.core.handle(event, time.monotonic())
+        self._queue += self.core.handle(event, self._clock.read())
         if not self._writing:
             self._carry_out()
 
@@ -355,35 +396,45 @@ class Server:
         while self._queue:
             batch, self._queue = self._queue, []
             records = [action.record for action in batch if isinstance(action, Append)]
-            if records:
-                self._write(batch, encode_records(records))
+            welcomes = any(isinstance(action, Send) and isinstance(action.message, Registered) for action in batch)
+            if records or (welcomes and not self._is_ours()):
+                self._write(batch, records)
                 return
             self._send_all(batch)
 
-    def _write(self, batch: list[Action], entry: bytes) -> None:
-        """Writes everything that the batch wants remembered as one entry; then the batch is sent."""
+    def _write(self, batch: list[Action], records: list[Record]) -> None:
+        """Writes what the batch wants remembered as one entry, or looks whether the journal is ours; then sends it."""
         self._writing = True
+        self._clock.hold()
         self._idle.clear()
         due = self._journal.entries_since_snapshot >= SNAPSHOT_EVERY
         snapshot = encode_snapshot(self.core.durable) if due else None
 
-        def write() -> None:
-            self._journal.append(entry)
+        entry = encode_records(records)
+
+        def write() -> float:
+            began = time.monotonic()
+            if records:
+                self._journal.append(entry)
+            else:
+                self._journal.verify()
             if snapshot is not None:
                 self._journal.compact(snapshot)
+            return began
 
         future = asyncio.get_running_loop().run_in_executor(self._writer, write)
         future.add_done_callback(partial(self._written, batch))
 
-    def _written(self, batch: list[Action], future: asyncio.Future[None]) -> None:
+    def _written(self, batch: list[Action], future: asyncio.Future[float]) -> None:
         self._writing = False
-        if self._over or future.cancelled():
-            return
-        error = future.exception()
-        if error is not None:
-            self._abdicate(error)
+        self._clock.release()
+        error = None if future.cancelled() else future.exception()
+        if self._over or error is not None:
+            if not self._over and error is not None:
+                self._abdicate(error)
             self._idle.set()
             return
+        self._confirmed = future.result()
         self._send_all(batch)
         self._carry_out()
         if not self._writing:
@@ -418,37 +469,60 @@ class Server:
             await asyncio.sleep(TICK_S)
             try:
                 self.handle(Tick())
-            except Exception:  # a bug of ours in one group must not end the watch over all others
+            except Exception:  # a bug of ours must not end the watch over all others
                 log.exception("a tick failed")
 
     async def _verify_for_ever(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._over:
-            await asyncio.sleep(VERIFY_S)
+            await asyncio.sleep(self._settings.register_grace_s / VERIFIES_IN_GRACE)
             if not self._writing:
+                began = time.monotonic()
                 try:
                     await loop.run_in_executor(self._writer, self._journal.verify)
+                    self._confirmed = began
                 except Superseded as error:
                     self._abdicate(error)
                 except Exception:
                     log.exception("the journal could not be verified")
 
 
-def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
+async def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
     """A listening socket: on the port asked for, else on the one of the boot before, else on any."""
     if not 0 <= port < 65536:
         raise MasterError(f"a port is a number from 0 (any) to 65535, not {port}")
-    wanted = [port] if port else [old.port, 0] if old is not None and old.host == host else [0]
+    if port == 0 and old is not None and old.host == host:
+        # Peers outside Ray know no other place. Who held the port, perhaps our own last life, may take a moment to go.
+        deadline = time.monotonic() + PORT_PATIENCE_S
+        while time.monotonic() < deadline:
+            if (listening := _bind(host, old.port)) is not None:
+                return listening
+            await asyncio.sleep(0.05)
+        log.warning("the port %d of the last run is taken: peers that were told of it won't find this master", old.port)
+    listening = _bind(host, port)
+    if listening is None:
+        where = f"{host}:{port or 'any port'}"
+        raise MasterError(f"the master can't listen on {where}: the port is taken, or the address is not ours")
+    return listening
+
+
+def _bind(host: str, port: int) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for candidate in wanted:
-        # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say that they are TCP.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            listening.bind((host, candidate))
-            listening.setblocking(False)
-            return listening
-        listening.close()
-    raise MasterError(
-        f"the master can't listen on {host}:{port or 'any port'}: the port is taken, or no address of ours"
-    )
+    # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say that they are TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):
+        listening.bind((host, port))
+        listening.setblocking(False)
+        return listening
+    listening.close()
+    return None
+
+
+def _raise_file_limit() -> int:
+    """As many connections as the system lets us have; returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else MAX_STRANGERS * 4

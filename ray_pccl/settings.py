@@ -15,6 +15,7 @@ from typing import Any
 from ray_pccl.errors import SettingsError
 
 PREFIX = "RAY_PCCL_"
+LONGEST_S = 1e7
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -111,6 +112,13 @@ class Settings:
         """These settings, with the master's word on what is shared."""
         own = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         return Settings(**(own | {name: value for name, value in shared.items() if name in own}))
+
+
+def check_timeout(seconds: float, what: str) -> float:
+    """A wait that a caller asked for: a finite number of seconds, 0 or more."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
+        raise SettingsError(f"{what} takes a timeout from 0 to {LONGEST_S:g} seconds, not {seconds!r}")
+    return seconds
 
 
 def _parse(variable: str, text: str, *, is_bool: bool) -> bool | float:

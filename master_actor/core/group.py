@@ -39,6 +39,7 @@ from ray_pccl.control.messages import (
     Message,
     News,
     OpenVote,
+    OperationState,
     Outcome,
     Query,
     Question,
@@ -58,8 +59,10 @@ from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange
 
 LINK_BREAKS_TO_EVICT = 3
+EPITAPHS = 1000
 _FORMING = (Phase.EMPTY, Phase.FORMING, Phase.LAST_CALL)
 _ADMITTING = (VoteKind.UPDATE_TOPOLOGY, VoteKind.AWAIT_MINIMUM)
+_IN_FLIGHT = (OperationState.RUNNING, OperationState.PREPARED)
 
 
 @dataclass(slots=True)
@@ -111,6 +114,8 @@ class Group:
         self._breaks: Counter[Edge] = Counter()
         self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
         """In which order members came; after a master's restart, their ranks stand in."""
+        self._epitaphs: dict[str, str] = {}
+        """Why the last ones were lost, for when they come back and ask."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -161,8 +166,7 @@ class Group:
         """A member comes back after its connection, or the master, was lost."""
         peer_id = register.peer_id
         if peer_id not in self.living:
-            reason = self.lost.get(peer_id, f"the group {self.name!r} went on without it while it was away")
-            self._send(peer_id, Evicted(reason))
+            self._send(peer_id, Evicted(self._epitaphs.get(peer_id, f"group {self.name!r} went on without it")))
             return
         self._remember_passive(peer_id, register.passive_timeout_s)
         agrees = (
@@ -184,10 +188,11 @@ class Group:
         if self.has(peer_id):
             self._gone(peer_id, LEFT, certain=True, now=now)
 
-    def lose(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
-        """A peer is taken for dead. `certain`: its process can't be running any more."""
+    def lose(self, peer_id: str, reason: str, *, certain: bool, now: float, tell: bool = True) -> None:
+        """A peer is taken for dead. `certain`: its process can't be running any more. `tell`: it may be listening."""
         if self.has(peer_id):
-            self._send(peer_id, Evicted(reason))
+            if tell:
+                self._send(peer_id, Evicted(reason))
             self._gone(peer_id, reason, certain=certain, now=now)
         elif certain:
             self.lease_over(peer_id, now)
@@ -235,7 +240,9 @@ class Group:
             self._gather(now)
 
     def _mark_lost(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
-        self.lost[peer_id] = reason
+        self.lost[peer_id] = self._epitaphs[peer_id] = reason
+        while len(self._epitaphs) > EPITAPHS:
+            del self._epitaphs[next(iter(self._epitaphs))]
         if not certain:
             self.leases[peer_id] = now + self._settings.master_lease_s
         for voters in self.votes.values():
@@ -388,6 +395,8 @@ class Group:
         outcomes = agree(survivors, self.lost.items())
         # A vote counts only with nothing in flight (R10): one that gave up voting may have gone on to an operation.
         admits = inquiry.admit and not any(outcome.verdict is Verdict.ABORT for outcome in outcomes)
+        if inquiry.admit and not admits:
+            self._refuse_busy_voters(inquiry)
         joins = self._admissible(take=True) if admits else []
         for join in joins:
             self._joined[join.peer_id] = max(self._joined.values()) + 1
@@ -402,6 +411,15 @@ class Group:
         answered = {peer_id: answer.epoch for peer_id, answer in inquiry.answers.items()}
         self._begin(members, admits=admits, limits=limits, outcomes=outcomes, answered=answered)
         self._count_votes(now)
+
+    def _refuse_busy_voters(self, inquiry: Inquiry) -> None:
+        """Those whose operations keep others from being admitted have no vote until they are done."""
+        for peer_id, answer in inquiry.answers.items():
+            busy = [f"{op.tag}/{op.number}" for op in answer.operations if op.state in _IN_FLIGHT]
+            for kind in _ADMITTING:
+                if busy and self.votes[kind].pop(peer_id, None) is not None:
+                    text = f"{kind.value}() was called with operations in flight (tag/number): {', '.join(busy)}"
+                    self._send(peer_id, VoteFailed(kind, Failure("UsageError", text)))
 
     def _begin(
         self,

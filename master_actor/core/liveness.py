@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from ray_pccl.control.messages import ProcessState
 from ray_pccl.settings import Settings
 
+SENTINEL_PATIENCE_S = 5.0
+"""How long after a peer's connection its sentinel may take to say that it watches."""
+
 
 @dataclass(slots=True)
 class Pulse:
@@ -17,7 +20,10 @@ class Pulse:
 
     host: str
     watched: bool
+    connected: float
     heard: float
+    seen: bool = False
+    """Whether a sentinel has ever said something about its process."""
     stopped_since: float | None = None
 
 
@@ -40,28 +46,30 @@ class Verdict:
 class Liveness:
     """Keeps the signs of life, and tells who has given none for too long."""
 
-    def __init__(self, settings: Settings, now: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ticked = now
         self.peers: dict[str, Pulse] = {}
         self.hosts: dict[str, Host] = {}
         self._processes: dict[str, dict[str, ProcessState]] = {}
 
     def connected(self, peer_id: str, host: str, *, watched: bool, now: float) -> None:
         """A peer has a connection, perhaps a new one."""
-        self.peers[peer_id] = pulse = Pulse(host, watched, now)
+        seen = self._processes.get(host, {}).get(peer_id)
+        self.peers[peer_id] = pulse = Pulse(host, watched, now, now, seen=seen is not None)
         self.hosts.setdefault(host, Host(now)).heard = now
-        if self._processes.get(host, {}).get(peer_id) is ProcessState.STOPPED:
+        if seen is ProcessState.STOPPED:
             pulse.stopped_since = now
 
     def disconnected(self, peer_id: str) -> bool:
-        """A peer's connection is gone. True if its process can't be running any more, as far as anyone can tell."""
+        """A peer's connection is gone. True if that is as certain as its death gets.
+
+        Where a sentinel watches, only its word is: a connection may also be closed by what lies in between.
+        """
         pulse = self.peers.pop(peer_id, None)
         if pulse is None:
             return False
-        seen = self._processes.get(pulse.host, {}).get(peer_id)
         self._forget_idle_host(pulse.host)
-        return seen in (None, ProcessState.EXITING)
+        return not pulse.watched
 
     def heard(self, peer_id: str, now: float) -> None:
         """A peer gave a sign of life."""
@@ -79,6 +87,9 @@ class Liveness:
     def sentinel_gone(self, host: str) -> None:
         """A sentinel's connection closed: its peers' own beats have to do until there is another."""
         self._processes.pop(host, None)
+        for pulse in self.peers.values():
+            if pulse.host == host:
+                pulse.stopped_since = None
         if host in self.hosts:
             self.hosts[host].sentinel = False
             self._forget_idle_host(host)
@@ -87,15 +98,15 @@ class Liveness:
         """A sentinel saw a peer's process."""
         states = self._processes.setdefault(host, {})
         states[peer_id] = state
-        if state is ProcessState.EXITING:
+        if state in (ProcessState.EXITING, ProcessState.RELEASED):
             del states[peer_id]
         pulse = self.peers.get(peer_id)
         if pulse is not None:
+            pulse.seen = True
             pulse.stopped_since = now if state is ProcessState.STOPPED else None
 
     def tick(self, now: float) -> list[Verdict]:
         """Those who are dead by now."""
-        self._excuse_own_delay(now)
         verdicts = []
         for peer_id, pulse in self.peers.items():
             reason = self._reason(pulse, now)
@@ -103,24 +114,14 @@ class Liveness:
                 verdicts.append(Verdict(peer_id, reason))
         return verdicts
 
-    def _excuse_own_delay(self, now: float) -> None:
-        delay = now - self._ticked
-        self._ticked = now
-        if delay < self._settings.heartbeat_timeout_s / 2:
-            return
-        for pulse in self.peers.values():
-            pulse.heard = min(now, pulse.heard + delay)
-            if pulse.stopped_since is not None:
-                pulse.stopped_since = min(now, pulse.stopped_since + delay)
-        for host in self.hosts.values():
-            host.heard = min(now, host.heard + delay)
-
     def _reason(self, pulse: Pulse, now: float) -> str | None:
         short, long = self._settings.heartbeat_timeout_s, self._settings.stall_timeout_s
         host = self.hosts[pulse.host]
         if pulse.stopped_since is not None and now - pulse.stopped_since >= short:
             return f"its process was stopped (SIGSTOP) for {short:g} s"
-        if not pulse.watched and now - pulse.heard >= short:
+        # A sentinel that does not come in time can't be counted on.
+        watched = pulse.watched and (pulse.seen or now - pulse.connected < SENTINEL_PATIENCE_S)
+        if not watched and now - pulse.heard >= short:
             return f"no heartbeat for {short:g} s, and no sentinel watches its process"
         if host.sentinel and now - host.heard >= short:
             return f"nothing was heard from its host {pulse.host} for {short:g} s: lost, frozen or cut off"

@@ -57,7 +57,7 @@ class Master:
         self._rounds = 0
         self._swept = now
         self._out: list[Action] = []
-        self.liveness = Liveness(settings, now)
+        self.liveness = Liveness(settings)
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, str] = {}
         for name in list(durable.groups):
@@ -88,6 +88,11 @@ class Master:
                 self._tick(now)
         out, self._out = self._out, []
         return out
+
+    def belongs(self, peer_id: str) -> bool:
+        """Whether the peer is a member of its group, or waits to be one. Who is lost must not be encouraged (R7)."""
+        name = self._group_of.get(peer_id)
+        return name is not None and self.groups[name].has(peer_id)
 
     def _received(self, peer_id: str, message: FromPeer, now: float) -> None:
         if isinstance(message, Join | Register):
@@ -126,7 +131,10 @@ class Master:
 
     def _disconnected(self, peer_id: str, now: float) -> None:
         certain = self.liveness.disconnected(peer_id)
-        self._lose(peer_id, "its connection to the master closed", certain=certain, now=now)
+        name = self._group_of.get(peer_id)
+        if name is not None:
+            group, reason = self._group(name, now), "its connection to the master closed"
+            group.lose(peer_id, reason, certain=certain, now=now, tell=False)
 
     def _sentinel_said(self, host: str, message: FromSentinel | None, now: float) -> None:
         self.liveness.sentinel_heard(host, now)
@@ -143,8 +151,14 @@ class Master:
     def _tick(self, now: float) -> None:
         for verdict in self.liveness.tick(now):
             self._lose(verdict.peer_id, verdict.reason, certain=False, now=now)
+        failures = []
         for group in self.groups.values():
-            group.tick(now)
+            try:
+                group.tick(now)
+            except Exception as failure:  # a bug in one group must not stop the time of the others
+                failures.append(failure)
+        if failures:
+            raise ExceptionGroup("groups that could not tick", failures)
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._forget_strangers()

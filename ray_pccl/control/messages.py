@@ -99,7 +99,7 @@ class OpenVote(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Join(Message, frozen=True):
-    """A new peer asks to be in a group."""
+    """A new peer asks to be in a group. `dial` counts its connections: the highest is the one that holds."""
 
     peer_id: str
     group: str
@@ -111,6 +111,7 @@ class Join(Message, frozen=True):
     last_call_s: float
     watched: bool
     passive_timeout_s: float | None
+    dial: int = 0
 
 
 class Register(Message, frozen=True):
@@ -126,6 +127,7 @@ class Register(Message, frozen=True):
     broken_links: tuple[str, ...]
     watched: bool
     passive_timeout_s: float | None
+    dial: int = 0
 
 
 class Answer(Message, frozen=True):
@@ -228,6 +230,8 @@ class ProcessState(Enum):
     RUNNING = "running"
     STOPPED = "stopped"
     EXITING = "exiting"
+    RELEASED = "released"
+    """It runs, but asked not to be watched any more."""
 
 
 class Watch(Message, frozen=True):

@@ -20,6 +20,8 @@ DEFAULT_NAMESPACE = "ray_pccl"
 NAMESPACE_VARIABLE = PREFIX + "NAMESPACE"
 START_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_S = 5.0
+_LOOKUP_TIMEOUT_S = 1.0
+"""Short, and tried again: a member has to find a master that moved before `register_grace_s` is over."""
 _RETRY_S = 0.05
 _T = TypeVar("_T")
 
@@ -55,11 +57,12 @@ def stop_master(*, namespace: str | None = None) -> None:
         actor = ray.get_actor(MASTER_NAME, namespace=namespace)
     except ValueError:
         return
-    # A master that can't be asked any more is killed all the same.
+    # A master that can't be asked any more is killed all the same. Its journal goes first: once it is dead, another
+    # driver may start the next one.
     with contextlib.suppress(RayActorError, GetTimeoutError):
         ray.get(actor.stop.remote("stop_master() was called"), timeout=_CALL_TIMEOUT_S)
+    erase_journal(namespace, timeout_s=_CALL_TIMEOUT_S)
     ray.kill(actor, no_restart=True)
-    erase_journal(namespace)
 
 
 def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
@@ -83,12 +86,14 @@ def finder(namespace: str | None) -> Callable[[], Endpoint]:
     namespace = _namespace(namespace)
 
     def find() -> Endpoint:
+        if not ray.is_initialized():  # or get_actor() would start a Ray of its own
+            raise UsageError("Ray was shut down in this process, so the master can't be looked up any more")
         try:
             actor = ray.get_actor(MASTER_NAME, namespace=namespace)
         except ValueError:
             # Ray restarts the actor whenever it dies, so one that is not there was stopped.
             raise MasterStoppedError(f"the master in the Ray namespace {namespace!r} was stopped") from None
-        answer: Any = ray.get(actor.endpoint.remote(), timeout=_CALL_TIMEOUT_S)
+        answer: Any = ray.get(actor.endpoint.remote(), timeout=_LOOKUP_TIMEOUT_S)
         assert isinstance(answer, Endpoint)
         return answer
 

@@ -20,7 +20,7 @@ from ray_pccl.peer.events import EventQueue
 from ray_pccl.peer.host import host_id, supports_sentinel
 from ray_pccl.peer.membership import ENDED, Effect, Identity, Membership, Standing, View
 from ray_pccl.peer.store import Store
-from ray_pccl.settings import Settings
+from ray_pccl.settings import Settings, check_timeout
 from ray_pccl.types import Attribute, MembershipEvent
 
 SENTINEL_PATIENCE_S = 2.0
@@ -65,9 +65,12 @@ class Communicator:
         self._peer_id = _new_peer_id()
         self._used_peer_id = False
         self._connection: MasterConnection | None = None
+        self._connecting = False
+        self._life = 0
         self._early_call = False
         self._operations_entered = 0
         self._events = EventQueue()
+        self._let_go = weakref.finalize(self, _abandon, None, self._events)
         self.store = Store(self._store_request, lambda: self._settings.store_timeout_s)
         """The group's key-value store."""
         _open.add(self)
@@ -91,40 +94,60 @@ class Communicator:
         After any of them nothing is left behind, and `connect()` may be called again. After `PeerEvictedError` from any
         call it joins again as a new peer, with a new `peer_id`.
         """
-        patience = self._settings.join_timeout_s if timeout is None else timeout
-        if patience <= 0:
-            raise SettingsError(f"connect() needs a timeout of more than 0 seconds, not {patience!r}")
-        with self._lock:
-            self._require_own_process()
-            if self._connection is not None and self._connection.membership.standing not in ENDED:
-                raise UsageError(f"already connected to group {self._group!r}, or connecting; call close() first")
-            if self._connection is not None:
-                self._connection.close()
-            if self._used_peer_id:
-                self._peer_id = _new_peer_id()
-            self._used_peer_id = True
-            started = time.monotonic()
+        self._require_own_process()
+        patience = check_timeout(self._settings.join_timeout_s if timeout is None else timeout, "connect()")
+        if patience == 0:
+            raise SettingsError("connect() needs a timeout of more than 0 seconds")
+        started = time.monotonic()
+        life = self._begin_life()
+        try:
             endpoint, resolve = self._find_master(patience)
-            minimum, maximum, rank = self._limits
-            watched = self._settings.sentinel and supports_sentinel()
-            identity = Identity(self._peer_id, self._group, host_id(), minimum, maximum, rank, watched)
-            membership = Membership(identity, self._settings, time.monotonic())
-            connection = MasterConnection(membership, endpoint, resolve, self._events.put)
-            self._connection = connection
-        weakref.finalize(self, MasterConnection.close, connection)
-        joined = connection.start(max(0.001, patience - (time.monotonic() - started)))
+            connection = self._new_connection(endpoint, resolve, life)
+            joined = connection.start(max(0.001, patience - (time.monotonic() - started)))
+        finally:
+            self._connecting = False
         try:
             joined.result()
         except BaseException:
             connection.close()
             raise
-        if watched:
+        if connection.membership.identity.watched:
             connection.wait_watched(SENTINEL_PATIENCE_S)
-        self._early_call = True
-        self._operations_entered = 0
+
+    def _begin_life(self) -> int:
+        """Claims the right to connect; the number is that of this attempt, which `close()` ends."""
+        with self._lock:
+            connection = self._connection
+            if self._connecting or (connection is not None and connection.membership.standing not in ENDED):
+                raise UsageError(f"already connected to group {self._group!r}, or connecting; call close() first")
+            self._connecting = True
+            return self._life
+
+    def _new_connection(
+        self, endpoint: Endpoint, resolve: Callable[[], Endpoint] | None, life: int
+    ) -> MasterConnection:
+        minimum, maximum, rank = self._limits
+        watched = self._settings.sentinel and supports_sentinel()
+        with self._lock:
+            if life != self._life:
+                raise NotConnectedError(f"the communicator of group {self._group!r} was closed while it connected")
+            if self._used_peer_id:
+                self._peer_id = _new_peer_id()
+            self._used_peer_id = True
+            identity = Identity(self._peer_id, self._group, host_id(), minimum, maximum, rank, watched)
+            membership = Membership(identity, self._settings, time.monotonic())
+            connection = MasterConnection(membership, endpoint, resolve, self._events.put)
+            self._connection = connection
+            # Before anyone can see that we are a member: a callback may be the first to call.
+            self._early_call = True
+            self._operations_entered = 0
+            self._let_go.detach()
+            self._let_go = weakref.finalize(self, _abandon, connection, self._events)
+        return connection
 
     def close(self) -> None:
         """Leaves the group. The others go on in a new epoch. Does nothing if not connected."""
+        self._life += 1
         connection, self._connection = self._connection, None
         if connection is not None and self._pid == os.getpid():
             connection.close()
@@ -259,8 +282,9 @@ class Communicator:
         return membership.view
 
     def _vote(self, kind: VoteKind, timeout_s: float) -> bool:
+        patience = check_timeout(timeout_s, f"{kind.value}()")
         connection = self._connected()
-        return bool(connection.call(lambda now: connection.membership.vote(kind, timeout_s, now)))
+        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now)))
 
     def _query(self, what: Question) -> Reply:
         connection = self._connected()
@@ -305,6 +329,13 @@ def _check_sizes(minimum: int, maximum: int | None, rank: int | None) -> None:
         raise SettingsError(f"max_world_size is None, or at least min_world_size={minimum}, not {maximum!r}")
     if rank is not None and (not isinstance(rank, int) or rank < 0 or (maximum is not None and rank >= maximum)):
         raise SettingsError(f"rank is None, or from 0 to below max_world_size={maximum}, not {rank!r}")
+
+
+def _abandon(connection: MasterConnection | None, events: EventQueue) -> None:
+    """What is left to do for a communicator that nobody holds any more."""
+    if connection is not None:
+        connection.close()
+    events.close()
 
 
 def _new_peer_id() -> str:

@@ -32,7 +32,7 @@ from ray_pccl.types import MembershipEvent
 log = logging.getLogger("ray_pccl.peer")
 
 TICK_S = 0.05
-DIAL_TIMEOUT_S = 2.0
+DIAL_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.02
 REFUSALS_TO_BELIEVE = 3
 SILENT_BEATS = 3
@@ -132,6 +132,11 @@ class MasterConnection:
         self._calls: dict[Hashable, Future[Any]] = {}
         self._link: Link | None = None
         self._links: set[Link] = set()
+        self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._inbox: list[tuple[Callable[[], None], Future[Any] | None]] = []
+        self._closed = False
+        self._answered = False
         self._beats: dict[int, float] = {}
         self._beat_number = 0
         self._beat_next = 0.0
@@ -172,7 +177,7 @@ class MasterConnection:
             started.set_result(call)
             self._apply(effects)
 
-        self._submit(on_loop)
+        self._submit(on_loop, started)
         call = started.result()
         try:
             return ended.result()
@@ -202,19 +207,26 @@ class MasterConnection:
 
     def forsake(self) -> None:
         """In a forked child: let go of the parent's sockets, so that they close with the parent."""
-        sockets = [link.sock for link in self._links]
+        sockets = list(self._sockets)
         if self._watch.sock is not None:
             sockets.append(self._watch.sock)
         for sock in sockets:
             with contextlib.suppress(OSError):
                 os.close(sock.detach())
 
-    def _submit(self, function: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed: the membership has ended
-            self.membership.require_member()
-            raise
+    def _submit(self, function: Callable[[], None], started: Future[Any] | None = None) -> None:
+        """Has the loop run a function; one that has ended runs nothing more, and then `started` fails."""
+        with self._lock:
+            if self._closed:
+                self.membership.require_member()
+            self._inbox.append((function, started))
+            self._loop.call_soon_threadsafe(self._empty_inbox)
+
+    def _empty_inbox(self) -> None:
+        with self._lock:
+            functions, self._inbox = self._inbox, []
+        for function, _ in functions:
+            function()
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -229,8 +241,7 @@ class MasterConnection:
     async def _live(self) -> None:
         tasks = [asyncio.create_task(self._dial_for_ever()), asyncio.create_task(self._tick_for_ever())]
         await self._over.wait()
-        if self._watch_task is not None:
-            tasks.append(self._watch_task)
+        tasks += [task for task in (self._watch_task, self._lookup) if task is not None]
         for task in tasks:
             task.cancel()
         for link in list(self._links):
@@ -245,9 +256,12 @@ class MasterConnection:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            self._apply(self.membership.tick(now))
-            if self._link is not None and now >= self._beat_next:
-                self._beat(now, self._link)
+            try:
+                self._apply(self.membership.tick(now))
+                if self._link is not None and now >= self._beat_next:
+                    self._beat(now, self._link)
+            except Exception:  # whatever it is, deadlines go on
+                log.exception("a tick of peer %s failed", self.membership.identity.peer_id)
 
     def _beat(self, now: float, link: Link) -> None:
         settings = self.membership.settings
@@ -266,16 +280,25 @@ class MasterConnection:
         """A message came from the master."""
         if link is not self._link:
             return
+        self._answered = True
         for other in self._links - {link}:  # the new connection works: now the old one may go
             other.close()
         if isinstance(message, Beat):
             self.membership.heard(self._beats.pop(message.number, 0.0))
-        else:
-            self._apply(self.membership.received(message, time.monotonic()))
+            return
+        try:
+            effects = self.membership.received(message, time.monotonic())
+        except ProtocolError:
+            raise  # this connection is of no use; the next one starts from what we hold
+        except PCCLError as error:
+            log.exception("peer %s can't follow its master", self.membership.identity.peer_id)
+            effects = self.membership.refused(error)
+        self._apply(effects)
 
     def lost(self, link: Link) -> None:
         """A connection is gone."""
         self._links.discard(link)
+        self._sockets.discard(link.sock)
         if not self._links:
             self._unlinked.set()
         if link is self._link:
@@ -309,9 +332,14 @@ class MasterConnection:
         self._apply(self.membership.abandon(call))
 
     def _fail_all(self) -> None:
+        """No caller is left waiting for a loop that has ended, whatever it has ended from."""
         error = self.membership.ending or MasterStoppedError("the peer's control thread ended unexpectedly")
-        self.membership.ending = error
-        for future in self._calls.values():
+        with self._lock:
+            self._closed = True
+            self.membership.give_up(error)
+            unheard = [started for _, started in self._inbox if started is not None]
+            self._inbox.clear()
+        for future in [*unheard, *self._calls.values()]:
             if not future.done():
                 future.set_exception(error)
         self._calls.clear()
@@ -323,17 +351,18 @@ class MasterConnection:
         while True:
             try:
                 await self._dial()
-                backoff, refusals = FIRST_BACKOFF_S, 0
+                refusals = 0
                 await self._wake.wait()
                 self._wake.clear()
-                continue
+                if self._answered:  # a Welcome alone is no sign that this master can be worked with
+                    backoff = FIRST_BACKOFF_S
             except AuthenticationError as error:
                 # A master that dies in the middle of a handshake looks the same, once.
                 refusals += 1
                 if self._resolve is None and refusals >= REFUSALS_TO_BELIEVE:
                     self._apply(self.membership.refused(error))
                     return
-            except (OSError, ProtocolError, TimeoutError) as error:
+            except Exception as error:  # an unreachable address, a name that is none, a stale master: try again
                 log.debug("the master can't be reached: %s", error)
             if self._resolve is not None and (self._lookup is None or self._lookup.done()):
                 self._lookup = asyncio.create_task(self._look_up(self._resolve))  # meanwhile the old place is tried
@@ -359,6 +388,7 @@ class MasterConnection:
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
+            self._sockets.add(sock)
             try:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -366,18 +396,22 @@ class MasterConnection:
                 await self._loop.sock_connect(sock, address[0][4])
                 _, link = await self._loop.create_connection(lambda: Link(self, sock, endpoint.key), sock=sock)
             except BaseException:
+                self._sockets.discard(sock)
                 sock.close()
                 raise
             self._links.add(link)
             self._unlinked.clear()
             try:
                 welcome = await link.welcomed
+                if link not in self._links:
+                    raise ConnectionError("the master closed the connection")
                 greeting = self.membership.welcome(welcome, time.monotonic())
             except BaseException:
                 link.abort()
                 raise
         self._link = link
         self._linked = time.monotonic()
+        self._answered = False
         self._echo_next = 0.0
         self._beats.clear()
         for message in greeting:

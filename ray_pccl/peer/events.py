@@ -52,5 +52,5 @@ class EventQueue:
             for callback in list(self._callbacks):
                 try:
                     callback(event)
-                except Exception:
+                except BaseException:  # a SystemExit, too: this is no place to exit from
                     log.exception("a membership callback raised on %s", event)

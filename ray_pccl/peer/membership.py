@@ -170,6 +170,7 @@ class Membership:
         self._polled = now
         self._join_ends = now
         self._ever_welcomed = False
+        self._dials = 0
         self._registered = now
         self._number = 0
         self._counts: dict[str, VoteCount] = {}
@@ -189,13 +190,14 @@ class Membership:
         self.boot, self.master_id = welcome.boot, welcome.master_id
         self.settings = self.settings.with_shared(welcome.shared)
         self._ever_welcomed = True
+        self._dials += 1
         me, passive = self.identity, self._passive_timeout()
         if self.standing is Standing.JOINING:
             self.heard(now)
             timeout = max(0.0, self._join_ends - now)
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
-            return [Join(me.peer_id, me.group, me.host, *limits, timeout, last_call, me.watched, passive)]
+            return [Join(me.peer_id, me.group, me.host, *limits, timeout, last_call, me.watched, passive, self._dials)]
         return self._registration(now)
 
     def _registration(self, now: float) -> list[Message]:
@@ -220,6 +222,7 @@ class Membership:
             tuple(sorted(self._broken_links)),
             me.watched,
             passive,
+            self._dials,
         )
         return [register, *(self._again(call, now) for call in self._requests.values())]
 
@@ -311,7 +314,11 @@ class Membership:
 
     def refused(self, error: PCCLError) -> list[Effect]:
         """The master can't be talked to at all, now or later."""
-        return self._end(Standing.REFUSED, error)
+        return [] if self.standing in ENDED else self._end(Standing.REFUSED, error)
+
+    def give_up(self, error: PCCLError) -> None:
+        """The peer's thread has ended: if nothing else did, this ended the membership."""
+        self.refused(error)
 
     def master_gone(self, error: MasterStoppedError) -> list[Effect]:
         """There is no master any more, and there will be none."""

@@ -70,6 +70,7 @@ class Client:
     stat: int
     buffer: bytearray = field(default_factory=bytearray)
     peer_id: str | None = None
+    endpoint: Endpoint | None = None
     state: ProcessState | None = None
 
 
@@ -152,9 +153,10 @@ class Sentinel:
                 return
 
     def _greeted(self, client: Client, hello: Hello) -> None:
-        endpoint = Endpoint.parse(hello.endpoint)
-        if endpoint != self._endpoint:
-            self._endpoint = endpoint
+        moved = client.endpoint is not None and client.endpoint == self._endpoint
+        client.endpoint = Endpoint.parse(hello.endpoint)
+        if self._endpoint is None or (moved and client.endpoint != self._endpoint):
+            self._endpoint = client.endpoint
             self._hang_up()
         self._host = hello.host
         self._look_every_s, self._beat_every_s = hello.look_every_s, hello.beat_every_s
@@ -180,6 +182,8 @@ class Sentinel:
 
     def _drop(self, client: Client) -> None:
         if self._clients.pop(client.sock, None) is not None:
+            if client.peer_id is not None and client.state is not ProcessState.EXITING:
+                self._unsent.append(Seen(client.peer_id, ProcessState.RELEASED))
             self._selector.unregister(client.sock)
             client.sock.close()
             os.close(client.stat)
@@ -189,7 +193,8 @@ class Sentinel:
     def _talk(self, now: float) -> None:
         if self._master is None and self._endpoint is not None and now >= self._dial_next:
             self._dial_next = now + _DIAL_EVERY_S
-            self._dial(self._endpoint)
+            if not self._dial(self._endpoint):
+                self._endpoint = self._another_way()
         if self._master is None:
             return
         if now >= self._beat_next:
@@ -199,11 +204,18 @@ class Sentinel:
         while self._unsent and self._send(self._unsent[0]):
             del self._unsent[0]
 
-    def _dial(self, endpoint: Endpoint) -> None:
+    def _another_way(self) -> Endpoint | None:
+        """Peers may know the master by different names, and not all may lead there."""
+        ways = list(dict.fromkeys(client.endpoint for client in self._clients.values() if client.endpoint is not None))
+        if self._endpoint in ways:
+            return ways[(ways.index(self._endpoint) + 1) % len(ways)]
+        return ways[0] if ways else self._endpoint
+
+    def _dial(self, endpoint: Endpoint) -> bool:
         try:
             sock = socket.create_connection((endpoint.host, endpoint.port), timeout=_DIAL_TIMEOUT_S)
         except OSError:
-            return
+            return False
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = ClientSide(endpoint.key)
@@ -211,7 +223,7 @@ class Sentinel:
             handshake.verify(_receive(sock, DIGEST_BYTES))
         except (OSError, PCCLError):
             sock.close()
-            return
+            return False
         self._master = sock
         self._selector.register(sock, selectors.EVENT_READ)
         # A master that is new to us has to hear of everyone; deaths that it missed are still in `_unsent`.
@@ -220,6 +232,7 @@ class Sentinel:
         ]
         deaths = [m for m in self._unsent if isinstance(m, Seen) and m.state is ProcessState.EXITING]
         self._unsent = [Watch(self._host), *known, *deaths]
+        return True
 
     def _send(self, message: Message) -> bool:
         if self._master is None:

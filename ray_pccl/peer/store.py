@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ray_pccl.control.messages import Reply, StoreOp
 from ray_pccl.errors import SettingsError
+from ray_pccl.settings import check_timeout
 
 Value = bytes | str
 
@@ -91,10 +92,7 @@ class Store:
         return self._request(StoreOp.NUM_KEYS).amount
 
     def _patience(self, timeout: float | None) -> float:
-        patience = self._default_timeout_s() if timeout is None else timeout
-        if patience < 0:
-            raise SettingsError(f"a timeout is 0 or more seconds, not {patience!r}")
-        return patience
+        return check_timeout(self._default_timeout_s() if timeout is None else timeout, "the store")
 
 
 def _as_bytes(value: Value) -> bytes:

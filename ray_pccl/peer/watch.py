@@ -18,7 +18,8 @@ from ray_pccl.peer.host import sentinel_address
 from ray_pccl.peer.sentinel import Hello, encode_hello
 
 _CREDENTIALS = struct.Struct("3i")
-_RETRY_S = 0.05
+_RETRY_S = 0.02
+_RETRY_CAP_S = 5.0
 _SPAWN_TIMEOUT_S = 10.0
 _BOOTSTRAP = (
     "import os, sys; sys.path[:] = os.environ.pop('RAY_PCCL_SENTINEL_PATH').split(os.pathsep); "
@@ -38,14 +39,16 @@ class SentinelWatch:
 
     async def run(self) -> None:
         """For as long as the peer lives. A sentinel that dies is replaced."""
+        pause = _RETRY_S
         while True:
             address = sentinel_address(self._master_id())
             try:
                 await self._be_watched(address)
             except OSError:
                 await asyncio.get_running_loop().run_in_executor(None, _start_sentinel, address)
+            pause = _RETRY_S if self.watched.is_set() else min(2 * pause, _RETRY_CAP_S)
             self.watched.clear()
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(pause)
 
     async def refresh(self) -> None:
         """The master has moved: let the sentinel know."""
@@ -77,7 +80,7 @@ def _start_sentinel(address: str) -> None:
     package = str(Path(ray_pccl.__file__).parent.parent)
     environment = {**os.environ, "RAY_PCCL_SENTINEL_PATH": os.pathsep.join([package, *filter(None, sys.path)])}
     # No stream of ours is handed down: a reader of our output must not wait for the sentinel's end.
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with contextlib.suppress(OSError, TypeError, subprocess.SubprocessError):  # TypeError: no sys.executable
         subprocess.run(  # noqa: S603
             [sys.executable, "-S", "-E", "-c", _BOOTSTRAP, address.removeprefix("\0")],
             stdin=subprocess.DEVNULL,

@@ -108,6 +108,20 @@ def start_second_master(world: World, choose: Choose) -> None:
         world.start_master()
 
 
+def master_loses_its_journal(world: World, choose: Choose) -> None:
+    """The newest master can't reach its journal any more; another is started, and both have peers."""
+    if (master := world.master) is not None and not master.cut_off:
+        master.cut_off = True
+        world.note(f"master boot {master.core.identity.boot} is CUT OFF from its journal")
+        if choose([True, True, False]):
+            world.start_master()
+
+
+def journal_is_back(world: World, choose: Choose) -> None:
+    for master in world.masters:
+        master.cut_off = False
+
+
 def dial_any_master(world: World, choose: Choose) -> None:
     alive = [master for master in world.masters if master.alive]
     if alive and (peer := _some(world, choose, where=lambda peer: peer.awake and peer.link is None)):
@@ -222,6 +236,8 @@ STEPS: dict[Callable[[World, Choose], None], int] = {
     crash_master: 2,
     start_master: 3,
     start_second_master: 1,
+    master_loses_its_journal: 1,
+    journal_is_back: 1,
     dial_any_master: 2,
     vote: 4,
     all_vote: 3,
@@ -288,6 +304,7 @@ ENDINGS: dict[Callable[[World, Choose], None], int] = {
     leave: 2,
     crash_master: 2,
     start_master: 3,
+    master_loses_its_journal: 1,
     deliver_up: 3,
     deliver_all: 6,
     time_passes: 10,

@@ -19,6 +19,7 @@ from master_actor.core.actions import (
     Disconnected,
     Event,
     Received,
+    Send,
     SentinelGone,
     SentinelSaid,
     Tick,
@@ -35,6 +36,7 @@ from ray_pccl.control.messages import (
     ProcessState,
     Question,
     Register,
+    Registered,
     Seen,
     StoreOp,
     VoteKind,
@@ -63,7 +65,7 @@ SETTINGS = Settings(
     store_timeout_s=10.0,
 )
 STEP_S = 0.2
-VERIFY_TICKS = 25
+VERIFY_TICKS = 4
 FAR_S = 100.0
 FRESH_TAG = 99
 
@@ -86,6 +88,7 @@ class Link:
     down: deque[Message] = field(default_factory=deque)
     up_closed: bool = False
     down_closed: bool = False
+    dial: int = 0
 
 
 class MasterProcess:
@@ -94,6 +97,9 @@ class MasterProcess:
     def __init__(self, world: World) -> None:
         self.world = world
         self.alive = True
+        self.cut_off = False
+        """Whether it can't reach its journal: it waits, and does not know whether it was replaced."""
+        self.confirmed = world.now
         self.links: dict[str, Link] = {}
         self.pending: deque[Action] = deque()
         self.journal = Journal(world.storage)
@@ -120,6 +126,12 @@ class MasterProcess:
     def carry_out(self) -> None:
         """One action: the crash points lie before and after it."""
         action = self.pending[0]
+        if self.cut_off and isinstance(action, Append):
+            return
+        if not self.is_ours() and isinstance(action, Send) and isinstance(action.message, Registered):
+            self.verify()
+            if not self.is_ours():
+                return
         self.world.crash_point(self)
         self.pending.popleft()
         if isinstance(action, Append):
@@ -129,6 +141,7 @@ class MasterProcess:
                 self.world.note(f"master boot {self.core.identity.boot} is superseded, and exits")
                 self.world.master_ends(self)
                 return
+            self.confirmed = self.world.now
             self.world.journalled(action.record)
         else:
             link = self.links.get(action.peer_id)
@@ -136,10 +149,16 @@ class MasterProcess:
                 link.down.append(action.message)
         self.world.crash_point(self)
 
+    def is_ours(self) -> bool:
+        return self.world.now - self.confirmed < self.world.settings.register_grace_s
+
     def verify(self) -> None:
         """Now and then a master makes sure that it still is the master."""
+        if self.cut_off:
+            return
         try:
             self.journal.verify()
+            self.confirmed = self.world.now
         except Superseded:
             self.world.note(f"master boot {self.core.identity.boot} finds that it was replaced, and exits")
             self.world.master_ends(self)
@@ -147,7 +166,10 @@ class MasterProcess:
     def carry_out_all(self) -> None:
         try:
             while self.alive and self.pending:
+                before = len(self.pending)
                 self.carry_out()
+                if len(self.pending) == before:
+                    return  # it waits for its journal
         except MasterCrash:
             self.world.master_ends(self)
 
@@ -415,9 +437,12 @@ class World:
             message = link.up.popleft()
             if isinstance(message, Join | Register):
                 old = link.master.links.get(link.peer.name)
+                if old is not None and message.dial < old.dial:
+                    link.down_closed = True
+                    return True
                 if old is not None and old is not link:
                     old.down_closed = True
-                link.master.links[link.peer.name] = link
+                link.master.links[link.peer.name], link.dial = link, message.dial
             if link.master.links.get(link.peer.name) is link:
                 link.master.handle(Received(link.peer.name, message))  # type: ignore[arg-type]
             return True
@@ -460,8 +485,9 @@ class World:
                 while self.deliver_down(link):
                     moved = True
             for master in self.masters:
-                moved = moved or bool(master.alive and master.pending)
+                before = len(master.pending)
                 master.carry_out_all()
+                moved = moved or len(master.pending) != before
             if not moved:
                 return
         self.fail("messages go back and forth for ever")
@@ -477,7 +503,7 @@ class World:
             self.ticks += 1
             for master in self.masters:
                 master.handle(Tick())
-                if master.alive and not master.pending and self.ticks % VERIFY_TICKS == 0:
+                if master.alive and self.ticks % VERIFY_TICKS == 0:
                     master.verify()
             for peer in self.peers.values():
                 if peer.awake:
@@ -498,7 +524,8 @@ class World:
         if not peer.awake or link is None or link.up_closed or link.master.links.get(peer.name) is not link:
             return
         link.master.handle(Received(peer.name, Beat(0)))
-        if not link.down and not link.down_closed:  # the echo is behind what was said before
+        # The echo does not wait behind the journal, as all else does: so it is not for everyone.
+        if not link.down_closed and link.master.is_ours() and link.master.core.belongs(peer.name):
             peer.membership.heard(self.now)
 
     # -------------------------------------------------------------------------------------------- calls of peers
@@ -688,6 +715,8 @@ class World:
         """Everything heals; then every call ends, and every group can go on."""
         self.note("--- everything heals ---")
         self.crash_at.clear()
+        for master in self.masters:
+            master.cut_off = False
         for peer in self.peers.values():
             peer.partitioned = False
             if peer.alive and peer.stopped:

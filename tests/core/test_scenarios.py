@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from master_actor.core.actions import EvictionRequested
 from master_actor.core.phases import Phase
 from ray_pccl.control.messages import VoteKind
 from ray_pccl.peer.membership import Standing
@@ -136,3 +137,36 @@ def test_a_member_that_is_told_of_its_admission_only_by_the_next_master_is_a_mem
     assert late.member
     assert len({(peer.membership.view.epoch, peer.membership.view.members) for peer in (*peers, late)}) == 1
     assert not any(peer.calls for peer in peers)
+
+
+def test_a_master_that_lost_its_journal_does_not_keep_its_peers_going_beside_the_next_one() -> None:
+    world = World()
+    ring = group_of(world, 2)
+    assert world.master is not None
+    world.master.cut_off = True
+    world.start_master()
+    newcomers = [world.start_peer(minimum=2, maximum=8) for _ in range(2)]
+    world.advance(SETTINGS.register_grace_s + SETTINGS.master_lease_s + 3.0)
+    assert all(peer.membership.view.epoch == 2 for peer in newcomers)
+    assert all(peer.membership.ledger.frozen for peer in ring)
+
+
+def test_who_was_given_up_is_not_encouraged_while_the_news_wait_for_the_journal() -> None:
+    world = World()
+    ring = group_of(world, 2)
+    newcomers = [world.start_peer(minimum=2, maximum=8) for _ in range(2)]
+    world.deliver_all()
+    master = world.master
+    assert master is not None
+    master.cut_off = True
+    world.add(ring[0])
+    world.deliver_all()
+    for peer in ring:
+        master.handle(EvictionRequested(peer.name, "somebody said so"))
+    world.advance(SETTINGS.register_grace_s - 1.0)
+    for peer in ring:
+        world.partition(peer)
+    master.cut_off = False
+    world.advance(SETTINGS.master_lease_s + 2.0)
+    assert all(peer.membership.view.epoch == 2 for peer in newcomers)
+    assert all(peer.membership.ledger.frozen for peer in ring)

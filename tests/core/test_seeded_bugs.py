@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from master_actor.core.records import Durable, EpochBegan, GroupEmptied
 from master_actor.journal import Journal
 from ray_pccl.control.messages import OperationState, Outcome, Registered, Verdict, VoteCount
 from ray_pccl.peer.ledger import Ledger
-from tests.core import simulation
+from tests.core import simulation, test_scenarios
 from tests.core.drivers import hunt
 from tests.core.simulation import Violation
 from tests.core.test_crash_points import lived
 
 Patch = pytest.MonkeyPatch
+SCENARIOS = [scenario for name, scenario in vars(test_scenarios).items() if name.startswith("test_")]
 BUGS: dict[str, Callable[[Patch], None]] = {}
 
 
@@ -221,11 +223,22 @@ def a_repeated_store_request_counts_twice(patch: Patch) -> None:
     patch.setattr(store, "_changed", changed)
 
 
+@bug
+def a_master_without_its_journal_goes_on_as_if_it_were_the_master(patch: Patch) -> None:
+    patch.setattr(simulation.MasterProcess, "is_ours", lambda self: True)
+
+
+@bug
+def who_was_given_up_is_still_encouraged(patch: Patch) -> None:
+    patch.setattr(Master, "belongs", lambda self, peer_id: True)
+
+
 def caught(seeds: range = range(1000)) -> Violation | None:
-    """What the crashes at every point of a fixed life, and then random lives, bring to light."""
-    for point in range(1, 120):
+    """What scenarios, the crashes at every point of a fixed life, and then random lives bring to light."""
+    lives = [partial(lived, {point}) for point in range(1, 120)]
+    for life in [*SCENARIOS, *lives]:
         try:
-            lived({point})
+            life()
         except Violation as violation:
             return violation
         except Exception as error:

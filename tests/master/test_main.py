@@ -142,5 +142,6 @@ def test_it_ends_when_another_takes_over_its_journal(tmp_path: Path) -> None:
         assert first.returncode == 3
         assert "another master" in err
         with RawPeer(endpoint) as other:
+            other.join("b")
             assert other.is_served()
         assert _end(second)[0] == 0

@@ -131,7 +131,7 @@ def _failures(effects: list[Effect]) -> dict[object, type[PCCLError]]:
 def test_a_welcomed_peer_joins_with_the_time_that_is_left() -> None:
     peer = Peer(rank=3)
     peer.now = 4.0
-    assert peer.welcome() == [Join("a", "g", "h", 2, None, 3, 6.0, SETTINGS.last_call_s, False, None)]
+    assert peer.welcome() == [Join("a", "g", "h", 2, None, 3, 6.0, SETTINGS.last_call_s, False, None, dial=1)]
 
 
 def test_a_peer_that_loses_its_connection_while_it_waits_joins_again() -> None:
@@ -281,7 +281,7 @@ def test_a_member_comes_back_with_all_that_it_knows() -> None:
     peer.now = 5.0
     vote = OpenVote(TOPOLOGY, 1, 15.0)
     assert peer.welcome(boot=2) == [
-        Register("a", "g", "h", 1, _of("a", "b", "c"), False, (vote,), ("c",), False, None),
+        Register("a", "g", "h", 1, _of("a", "b", "c"), False, (vote,), ("c",), False, None, dial=2),
         StoreRequest(number, 0, StoreOp.WAIT, ("k",), timeout_s=25.0),
         sent.message,
     ]
