@@ -41,4 +41,5 @@ class MasterClock:
         """It has ended: the clock goes on from where it stood."""
         stood_at, self._stands_at = self._stands_at, None
         if stood_at is not None:
-            self._lost += max(0.0, self.read() - stood_at)
+            over = self.read() - stood_at
+            self._lost += max(0.0, over)

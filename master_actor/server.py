@@ -20,6 +20,7 @@ from master_actor.clock import MasterClock
 from master_actor.core.actions import (
     Action,
     Append,
+    Complain,
     Disconnected,
     Event,
     EvictionRequested,
@@ -192,6 +193,7 @@ class Server:
         self._idle = asyncio.Event()
         self._idle.set()
         self._deserted = asyncio.Event()
+        self._all_left = asyncio.Event()
         self._over = False
         self._strangers: dict[Connection, None] = {}
         self._most_strangers = MAX_STRANGERS
@@ -265,6 +267,11 @@ class Server:
         if reason is not None and not self._over:
             self.handle(StopRequested(reason))
             await self._idle.wait()
+            self._over = True
+            # Who hears it hangs up. We go on reading until then: to close on what was not read would undo what we sent.
+            if self._peers:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_left.wait(), CLOSE_TIMEOUT_S)
         await self._end()
         if reason is not None:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.erase)
@@ -341,6 +348,7 @@ class Server:
                 connection.introduce(f"peer {peer_id}")
                 connection.peer_id = peer_id
                 self._peers[peer_id] = connection
+                self._all_left.clear()
                 self.handle(Received(peer_id, message))
             case _:
                 if connection.peer_id is None:
@@ -374,6 +382,8 @@ class Server:
         if peer_id is not None and self._peers.get(peer_id) is connection:
             del self._peers[peer_id]
             self.handle(Disconnected(peer_id))
+            if not self._peers:
+                self._all_left.set()
         if host is not None and self._sentinels.get(host) is connection:
             del self._sentinels[host]
             self.handle(SentinelGone(host))
@@ -443,6 +453,9 @@ class Server:
     def _send_all(self, batch: list[Action]) -> None:
         encoded: tuple[Message | None, bytes] = (None, b"")
         for action in batch:
+            if isinstance(action, Complain):
+                log.error("%s", action.what, exc_info=action.error)
+                continue
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
             if encoded[0] is not action.message:  # a push to all is encoded once
@@ -469,7 +482,7 @@ class Server:
             await asyncio.sleep(TICK_S)
             try:
                 self.handle(Tick())
-            except Exception:  # a bug of ours must not end the watch over all others
+            except Exception:  # a bug of ours must not end the watch over everyone
                 log.exception("a tick failed")
 
     async def _verify_for_ever(self) -> None:

@@ -80,4 +80,12 @@ class Send:
     message: Message
 
 
-Action = Append | Send
+@dataclass(frozen=True, slots=True)
+class Complain:
+    """Something that must not happen did, in one group; the others go on. Put it into the log."""
+
+    what: str
+    error: Exception
+
+
+Action = Append | Send | Complain

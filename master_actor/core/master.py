@@ -8,6 +8,7 @@ from __future__ import annotations
 from master_actor.core.actions import (
     Action,
     Append,
+    Complain,
     Disconnected,
     Event,
     EvictionRequested,
@@ -151,14 +152,11 @@ class Master:
     def _tick(self, now: float) -> None:
         for verdict in self.liveness.tick(now):
             self._lose(verdict.peer_id, verdict.reason, certain=False, now=now)
-        failures = []
         for group in self.groups.values():
             try:
                 group.tick(now)
-            except Exception as failure:  # a bug in one group must not stop the time of the others
-                failures.append(failure)
-        if failures:
-            raise ExceptionGroup("groups that could not tick", failures)
+            except Exception as error:  # a bug in one group must not stop the time of the others
+                self._emit(Complain(f"group {group.name!r} could not tick", error))
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._forget_strangers()

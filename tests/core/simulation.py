@@ -16,6 +16,7 @@ from typing import Any
 from master_actor.core.actions import (
     Action,
     Append,
+    Complain,
     Disconnected,
     Event,
     Received,
@@ -134,7 +135,9 @@ class MasterProcess:
                 return
         self.world.crash_point(self)
         self.pending.popleft()
-        if isinstance(action, Append):
+        if isinstance(action, Complain):
+            self.world.fail(f"{action.what}: {action.error!r}")
+        elif isinstance(action, Append):
             try:
                 self.journal.append(encode_records([action.record]))
             except Superseded:

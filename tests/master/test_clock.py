@@ -53,6 +53,15 @@ def test_a_short_write_costs_no_time_and_a_long_one_stops_the_clock() -> None:
     assert abs(clock.read() - (100.02 + 1.5 * WRITE_S)) < 1e-9
 
 
+def test_a_long_write_during_which_nobody_looked_stops_the_clock_too() -> None:
+    hand = Hand()
+    clock = MasterClock(hand)
+    clock.hold()
+    hand.now += 3.5
+    clock.release()
+    assert clock.read() <= 100.0 + WRITE_S
+
+
 def test_it_never_goes_back() -> None:
     hand = Hand()
     clock = MasterClock(hand)
