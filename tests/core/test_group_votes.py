@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from master_actor.core.actions import Append, Send
+from master_actor.core.phases import Phase
 from master_actor.core.records import VoteCounted
 from ray_pccl.control.messages import (
     Failure,
     LinkBroken,
     OpenVote,
+    OperationReport,
+    OperationState,
     Registered,
     VoteCount,
     VoteFailed,
@@ -253,3 +256,17 @@ def test_a_vote_that_is_cast_after_the_admitting_epoch_is_new() -> None:
     for peer_id in "ab":
         assert master.vote(peer_id, TOPOLOGY, 2) == []
     assert master.vote("c", TOPOLOGY, 2) == _served(TOPOLOGY, 3, False, "a", "b", "c")
+
+
+def test_a_vote_with_an_operation_in_flight_is_refused_and_starts_no_storm() -> None:
+    master = DrivenMaster().formed("a", "b")
+    master.join("c", min_world_size=2)
+    for peer_id in "ab":
+        master.vote(peer_id, TOPOLOGY, 1)
+    master.answer("a")
+    actions = master.answer("b", 1, OperationReport(7, 0, OperationState.RUNNING, 1))
+    [failed] = [action.message for action in actions if isinstance(action, Send) and action.peer_id == "b"][:1]
+    assert isinstance(failed, VoteFailed) and failed.failure.error == "UsageError" and "7/0" in failed.failure.text
+    assert master.group().phase is Phase.STEADY
+    assert [member.peer_id for member in master.group().durable.members] == ["a", "b"]
+    assert master.at(1.0) == []

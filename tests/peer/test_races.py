@@ -1,0 +1,169 @@
+"""What happens at the same time: ends, calls, callbacks, forks, and what is forgotten."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+
+import pytest
+
+from master_actor import serve
+from master_actor.thread import MasterThread
+from ray_pccl import (
+    Communicator,
+    Endpoint,
+    MasterStoppedError,
+    MembershipChange,
+    MembershipEvent,
+    NotConnectedError,
+    Settings,
+    SettingsError,
+)
+from ray_pccl.peer import communicator as module
+from ray_pccl.testing.waiting import eventually
+
+SETTINGS = Settings(sentinel=False, last_call_s=0.0, master_timeout_s=60, join_timeout_s=20)
+
+
+def _call_until_it_fails(comm: Communicator, errors: list[Exception]) -> None:
+    while len(errors) < 500:
+        try:
+            comm.num_waiting()
+        except Exception as error:
+            errors.append(error)
+
+
+def test_calls_that_race_with_the_end_of_the_master_all_end() -> None:
+    for _ in range(10):
+        master = serve(settings=SETTINGS)
+        comm = Communicator("g", master=master.start(), settings=SETTINGS)
+        comm.connect()
+        errors: list[Exception] = []
+
+        threads = [threading.Thread(target=_call_until_it_fails, args=(comm, errors), daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        master.stop("over")
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a call still waits for a thread that has ended"
+        assert {type(error) for error in errors} == {MasterStoppedError}
+        comm.close()
+
+
+def test_a_close_during_connect_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(settings=SETTINGS) as endpoint:
+        comm = Communicator("g", master=endpoint, settings=SETTINGS)
+        searching, go_on = threading.Event(), threading.Event()
+
+        def find(self: Communicator, patience: float) -> tuple[Endpoint, None]:
+            searching.set()
+            assert go_on.wait(10)
+            return endpoint, None
+
+        monkeypatch.setattr(module.Communicator, "_find_master", find)
+        caught: list[BaseException] = []
+
+        def connect() -> None:
+            try:
+                comm.connect(10)
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        assert searching.wait(10)
+        comm.close()
+        go_on.set()
+        thread.join(10)
+        assert [type(error) for error in caught] == [NotConnectedError]
+        with pytest.raises(NotConnectedError):
+            _ = comm.epoch
+
+
+def test_a_callback_may_make_the_early_call() -> None:
+    with serve(settings=SETTINGS) as endpoint:
+        comm = Communicator("g", master=endpoint, settings=SETTINGS)
+        took: list[float] = []
+
+        def on_event(event: MembershipEvent) -> None:
+            if event.change is MembershipChange.EPOCH:
+                began = time.monotonic()
+                comm.update_topology()
+                took.append(time.monotonic() - began)
+
+        comm.on_membership(on_event)
+        comm.connect()
+        eventually(lambda: took, what="the callback has called")
+        assert comm._early_call is False
+        comm.close()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1.0, "5", True])
+def test_a_timeout_that_is_none_is_refused_at_once(timeout: float) -> None:
+    with serve(settings=SETTINGS) as endpoint, Communicator("g", master=endpoint, settings=SETTINGS) as comm:
+        calls = (comm.are_peers_pending, lambda given: comm.store.get("k", given), lambda given: comm.connect(given))
+        for call in calls:
+            with pytest.raises(SettingsError, match="timeout"):
+                call(timeout)  # type: ignore[operator]
+
+
+def test_a_communicator_that_nobody_holds_any_more_leaves_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with serve(settings=SETTINGS) as endpoint:
+        watcher = Communicator("g", master=endpoint, settings=SETTINGS)
+        watcher.connect()
+        inside = threading.active_count()
+        left: list[str] = []
+        for _ in range(3):
+            other = Communicator("h", master=endpoint, settings=SETTINGS)
+            other.on_membership(lambda event: left.append(event.change.name))
+            other.connect()
+            del other
+            gc.collect()
+            eventually(lambda: threading.active_count() <= inside, what="no thread is left")
+        watcher.close()
+    eventually(lambda: threading.active_count() <= before, what="no thread is left")
+
+
+def test_a_master_that_welcomes_and_then_hangs_up_is_not_dialled_in_a_tight_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master = serve(settings=SETTINGS)
+    endpoint = master.start()
+    dials: list[float] = []
+
+    def hang_up(connection: object, message: object) -> None:
+        dials.append(time.monotonic())
+        connection.drop("for a test")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(master.server, "received", hang_up)
+    comm = Communicator("g", master=endpoint, settings=SETTINGS)
+    with pytest.raises(Exception, match="in time"):
+        comm.connect(1.5)
+    assert 3 <= len(dials) <= 60
+    master.stop("over")
+
+
+def test_a_child_that_was_forked_from_a_master_does_not_keep_its_peers_or_its_port() -> None:
+    first = serve(settings=SETTINGS)
+    endpoint = first.start()
+    comm = Communicator("g", master=endpoint, settings=SETTINGS)
+    comm.connect()
+    child = os.fork()
+    if child == 0:
+        threading.Event().wait(20)
+        os._exit(0)
+    try:
+        first.stop("over")
+        with pytest.raises(MasterStoppedError):
+            comm.num_waiting()
+        again = MasterThread(port=endpoint.port, settings=SETTINGS)
+        assert again.start().port == endpoint.port
+        again.stop("over")
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        comm.close()
