@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import secrets
 import socket
 import time
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from master_actor.clock import MasterClock
+from master_actor.connection import Connection
 from master_actor.core.actions import (
     Action,
     Append,
@@ -42,9 +42,9 @@ from master_actor.core.records import (
     encode_snapshot,
 )
 from master_actor.journal import Journal, Superseded
+from master_actor.listening import listen, raise_file_limit
 from ray_pccl.control import frames
 from ray_pccl.control.endpoint import Endpoint, new_key
-from ray_pccl.control.handshake import ANSWER_BYTES, MasterSide
 from ray_pccl.control.messages import (
     Beat,
     Evicted,
@@ -58,113 +58,19 @@ from ray_pccl.control.messages import (
     Watch,
     Welcome,
 )
-from ray_pccl.errors import AuthenticationError, MasterError, ProtocolError
+from ray_pccl.errors import MasterError, ProtocolError
 from ray_pccl.settings import Settings
 
 log = logging.getLogger("ray_pccl.master")
 
 TICK_S = 0.02
-HANDSHAKE_TIMEOUT_S = 5.0
 MAX_STRANGERS = 4096
 """Connections that have not proved the key yet; more are dropped as they come."""
-MAX_UNSENT_BYTES = 32 << 20
-"""A peer that reads nothing is dropped when this much waits for it."""
 SNAPSHOT_EVERY = 1000
 VERIFIES_IN_GRACE = 4
 """How often in `register_grace_s` an idle master makes sure that it still is the master."""
-PORT_PATIENCE_S = 3.0
-"""How long a restarted master waits for the port that its peers know, before it takes another."""
 BOOT_ATTEMPTS = 10
 CLOSE_TIMEOUT_S = 1.0
-
-
-class Connection(asyncio.Protocol):
-    """One connection: first a stranger, then a peer or a sentinel."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._handshake = MasterSide(server.endpoint.key)
-        self._answer = bytearray()
-        self._reader: frames.FrameReader | None = None
-        self._transport: asyncio.Transport | None = None
-        self._timeout: asyncio.TimerHandle | None = None
-        self.who = "a stranger"
-        self.peer_id: str | None = None
-        self.dial = 0
-        self.host: str | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.who = f"{transport.get_extra_info('peername')}"
-        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
-        if not self._server.admit_stranger(self):
-            self.drop("the master ends")
-            return
-        self._timeout = asyncio.get_running_loop().call_later(
-            HANDSHAKE_TIMEOUT_S, self.drop, f"it did not say who it is within {HANDSHAKE_TIMEOUT_S:g} s"
-        )
-        transport.write(self._handshake.challenge)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self._reader is None:
-                data = self._authenticate(data)
-            if self._reader is not None and data:
-                for message in self._reader.feed(data):
-                    self._server.received(self, message)
-        except (ProtocolError, AuthenticationError) as error:
-            self.drop(str(error))
-
-    def _authenticate(self, data: bytes) -> bytes:
-        """Takes what belongs to the handshake and returns the rest."""
-        needed = ANSWER_BYTES - len(self._answer)
-        self._answer += data[:needed]
-        if len(self._answer) == ANSWER_BYTES:
-            assert self._transport is not None
-            self._transport.write(self._handshake.accept(bytes(self._answer)))
-            self._reader = frames.FrameReader(at_master=True)
-            self._server.accepted(self)
-        return data[needed:]
-
-    def introduce(self, who: str) -> None:
-        """The other side has said who it is."""
-        self.who = who
-        if self._timeout is not None:
-            self._timeout.cancel()
-
-    def show_out(self) -> None:
-        """The other side was told to go; if it does not, its connection is ended."""
-        if self._timeout is not None:
-            self._timeout.cancel()
-        assert self._transport is not None
-        self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timeout is not None:
-            self._timeout.cancel()
-        self._server.lost(self)
-
-    def send(self, data: bytes) -> None:
-        """Queues bytes; a peer that takes none of them is dropped before they pile up."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.drop(f"it left {MAX_UNSENT_BYTES >> 20} MiB unread")
-            return
-        self._transport.write(data)
-
-    def drop(self, why: str) -> None:
-        """Ends the connection at once, with one line in the log."""
-        if self._transport is not None and not self._transport.is_closing():
-            log.warning("dropped the connection of %s: %s", self.who, why)
-            self._transport.abort()
-
-    def close(self) -> None:
-        """Ends the connection after what was sent has left, even if a forked child still holds it."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
-            self._transport.close()
 
 
 class Server:
@@ -218,10 +124,10 @@ class Server:
 
     async def _start(self) -> Endpoint:
         loop = asyncio.get_running_loop()
-        self._most_strangers = min(MAX_STRANGERS, _raise_file_limit() // 4)
+        self._most_strangers = min(MAX_STRANGERS, raise_file_limit() // 4)
         self._clock.hold()  # until we listen, nobody can be late
         durable = await loop.run_in_executor(self._writer, self._load)
-        listening = await _listen(self._host, self._port, durable.identity)
+        listening = await listen(self._host, self._port, durable.identity)
         for _ in range(BOOT_ATTEMPTS):
             identity = self._identity(durable.identity, listening)
             core = Master(durable, identity, self._settings, self._clock.read())
@@ -281,8 +187,7 @@ class Server:
         """Ends as a SIGKILL would: nothing is said, nothing more is written."""
         self._queue.clear()
         for connection in list(self._connections):
-            if connection._transport is not None:
-                connection._transport.abort()
+            connection.abort()
         await self._end()
         self._let_go()
 
@@ -498,44 +403,3 @@ class Server:
                     self._abdicate(error)
                 except Exception:
                     log.exception("the journal could not be verified")
-
-
-async def _listen(host: str, port: int, old: Booted | None) -> socket.socket:
-    """A listening socket: on the port asked for, else on the one of the boot before, else on any."""
-    if not 0 <= port < 65536:
-        raise MasterError(f"a port is a number from 0 (any) to 65535, not {port}")
-    if port == 0 and old is not None and old.host == host:
-        # Peers outside Ray know no other place. Who held the port, perhaps our own last life, may take a moment to go.
-        deadline = time.monotonic() + PORT_PATIENCE_S
-        while time.monotonic() < deadline:
-            if (listening := _bind(host, old.port)) is not None:
-                return listening
-            await asyncio.sleep(0.05)
-        log.warning("the port %d of the last run is taken: peers that were told of it won't find this master", old.port)
-    listening = _bind(host, port)
-    if listening is None:
-        where = f"{host}:{port or 'any port'}"
-        raise MasterError(f"the master can't listen on {where}: the port is taken, or the address is not ours")
-    return listening
-
-
-def _bind(host: str, port: int) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say that they are TCP.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with contextlib.suppress(OSError):
-        listening.bind((host, port))
-        listening.setblocking(False)
-        return listening
-    listening.close()
-    return None
-
-
-def _raise_file_limit() -> int:
-    """As many connections as the system lets us have; returns how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return soft if soft != resource.RLIM_INFINITY else MAX_STRANGERS * 4

@@ -6,7 +6,6 @@ each step is as it is.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,8 +24,9 @@ from master_actor.core.records import (
     VoteCounted,
 )
 from master_actor.core.rendezvous import WaitingRoom, by_requested_rank
-from master_actor.core.ring import Edge, broken_edges, order_avoiding
+from master_actor.core.ring import BrokenLinks
 from master_actor.core.store import Store
+from master_actor.core.votes import Ballot
 from ray_pccl.control.messages import (
     LEFT,
     Answer,
@@ -58,7 +58,6 @@ from ray_pccl.control.messages import (
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange
 
-LINK_BREAKS_TO_EVICT = 3
 EPITAPHS = 1000
 _FORMING = (Phase.EMPTY, Phase.FORMING, Phase.LAST_CALL)
 _ADMITTING = (VoteKind.UPDATE_TOPOLOGY, VoteKind.AWAIT_MINIMUM)
@@ -104,14 +103,13 @@ class Group:
         """Members of this epoch that are gone, and why."""
         self.leases: dict[str, float] = {}
         """Those of `lost` that may still run unseen, and when that ends."""
-        self.votes: dict[VoteKind, dict[str, float]] = {kind: {} for kind in VoteKind}
-        """Who is in which call, and until when."""
+        self.ballot = Ballot(self.durable)
         self.returned: dict[str, bool] = {}
         """While `RETURNING`: who is back, and whether it agrees with the journal."""
         self.return_ends = now + settings.register_grace_s
         self._passive: dict[str, float] = {}
         self._held: dict[str, Ask] = {}
-        self._breaks: Counter[Edge] = Counter()
+        self._links = BrokenLinks()
         self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
         """In which order members came; after a master's restart, their ranks stand in."""
         self._epitaphs: dict[str, str] = {}
@@ -172,12 +170,11 @@ class Group:
         agrees = (
             register.epoch == self.durable.epoch and register.members == self.durable.members and not register.frozen
         )
-        for kind in VoteKind:
-            self.withdraw(peer_id, kind)  # what it does not say again, it has given up
+        self.ballot.withdraw(peer_id)  # what it does not say again, it has given up
         for vote in register.votes:
             # A vote that was served meanwhile is settled by `Registered`, or by the `Decide` of the round to come.
-            if vote.kind is VoteKind.AWAIT_MINIMUM or vote.count >= self._counted(vote.kind).served:
-                self.votes[vote.kind][peer_id] = now + vote.timeout_s
+            if not self.ballot.was_served(vote):
+                self.ballot.cast(peer_id, vote, now)
         self._returns(peer_id, agrees=agrees, now=now)
         for other in register.broken_links:
             self.link_broken(peer_id, LinkBroken(register.epoch, other), now)
@@ -245,8 +242,7 @@ class Group:
             del self._epitaphs[next(iter(self._epitaphs))]
         if not certain:
             self.leases[peer_id] = now + self._settings.master_lease_s
-        for voters in self.votes.values():
-            voters.pop(peer_id, None)
+        self.ballot.withdraw(peer_id)
         self._held.pop(peer_id, None)
         self._passive.pop(peer_id, None)
         self._joined.pop(peer_id, None)
@@ -266,7 +262,7 @@ class Group:
         self._append(GroupEmptied(self.name))
         self.store.clear()
         self.lost.clear()
-        self._breaks.clear()
+        self._links.clear()
         self.log.enter(Phase.EMPTY, now)
         self._gather(now, newcomer=True)
 
@@ -348,19 +344,12 @@ class Group:
         if self.phase is not Phase.STEADY:
             return
         edge = frozenset((peer_id, report.other))
-        self._breaks[edge] += 1
-        stuck = self._breaks[edge] > 1 and order_avoiding(living, self._edges_to_avoid()) is None
-        if stuck or self._breaks[edge] >= LINK_BREAKS_TO_EVICT:
-            victim = max(edge, key=lambda end: (self._broken_edges_of(end), self._joined[end]))
+        self._links.note(edge)
+        if self._links.unbearable(edge, living):
+            victim = max(edge, key=lambda end: (self._links.count_of(end), self._joined[end]))
             self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
         else:
             self._ask(now)
-
-    def _edges_to_avoid(self) -> set[Edge]:
-        return {edge for edge, breaks in self._breaks.items() if breaks > 1}
-
-    def _broken_edges_of(self, peer_id: str) -> int:
-        return sum(peer_id in edge for edge in self._breaks)
 
     def _ask(self, now: float, *, admit: bool = False) -> None:
         """Starts a round with all who live, or lets the one under way go on with fewer."""
@@ -401,10 +390,7 @@ class Group:
         for join in joins:
             self._joined[join.peer_id] = max(self._joined.values()) + 1
         by_id = {member.peer_id: member for member in self.durable.members}
-        order = self.living
-        if broken_edges(order, self._edges_to_avoid()):
-            order = order_avoiding(order, self._edges_to_avoid()) or order
-        members = tuple(by_id[peer_id] for peer_id in order)
+        members = tuple(by_id[peer_id] for peer_id in self._links.reordered(self.living))
         members += tuple(Member(join.peer_id, join.host) for join in joins)
         self.log.enter(Phase.STEADY, now)
         limits = (self.durable.min_world_size, self.durable.max_world_size)
@@ -417,7 +403,7 @@ class Group:
         for peer_id, answer in inquiry.answers.items():
             busy = [f"{op.tag}/{op.number}" for op in answer.operations if op.state in _IN_FLIGHT]
             for kind in _ADMITTING:
-                if busy and self.votes[kind].pop(peer_id, None) is not None:
+                if busy and self.ballot.open[kind].pop(peer_id, None) is not None:
                     text = f"{kind.value}() was called with operations in flight (tag/number): {', '.join(busy)}"
                     self._send(peer_id, VoteFailed(kind, Failure("UsageError", text)))
 
@@ -434,11 +420,11 @@ class Group:
         epoch = self.durable.epoch + 1
         votes = dict(self.durable.votes)
         if admits:
-            served = self._counted(VoteKind.UPDATE_TOPOLOGY).served
+            served = self.ballot.counted(VoteKind.UPDATE_TOPOLOGY).served
             votes[VoteKind.UPDATE_TOPOLOGY.value] = VoteCount(served + 1, value=True)
-            self.votes[VoteKind.UPDATE_TOPOLOGY].clear()
+            self.ballot.open[VoteKind.UPDATE_TOPOLOGY].clear()
         if len(members) >= limits[0]:
-            self.votes[VoteKind.AWAIT_MINIMUM].clear()
+            self.ballot.open[VoteKind.AWAIT_MINIMUM].clear()
         base, before = self.durable.epoch, self.durable.members
         old, new = set(before), set(members)
         newcomers = tuple(member for member in members if member not in old)
@@ -499,47 +485,40 @@ class Group:
             text = f"peer {peer_id} is no member of group {self.name!r}, so it has no vote"
             self._send(peer_id, VoteFailed(vote.kind, Failure("NotAMemberError", text)))
             return
-        count = self._counted(vote.kind)
-        if vote.kind is not VoteKind.AWAIT_MINIMUM and vote.count < count.served:
-            self._send(peer_id, VoteServed(vote.kind, count))
+        if self.ballot.was_served(vote):
+            self._send(peer_id, VoteServed(vote.kind, self.ballot.counted(vote.kind)))
             return
-        self.votes[vote.kind][peer_id] = now + vote.timeout_s
+        self.ballot.cast(peer_id, vote, now)
         self._count_votes(now)
 
     def withdraw(self, peer_id: str, kind: VoteKind) -> None:
         """A member gave up waiting."""
-        self.votes[kind].pop(peer_id, None)
+        self.ballot.withdraw(peer_id, kind)
 
     def _count_votes(self, now: float) -> None:
         if self.phase is not Phase.STEADY:
             return
         minimum = self.durable.min_world_size
-        awaiting = self.votes[VoteKind.AWAIT_MINIMUM]
+        awaiting = self.ballot.open[VoteKind.AWAIT_MINIMUM]
         if awaiting and len(self.living) >= minimum:
             for peer_id in awaiting:
                 self._send(peer_id, VoteServed(VoteKind.AWAIT_MINIMUM, VoteCount()))
             awaiting.clear()
-        if self._all_in(VoteKind.PEERS_PENDING):
+        if self.ballot.all_in(self.living, VoteKind.PEERS_PENDING):
             self._serve(VoteKind.PEERS_PENDING, value=len(self.room) > 0)
-        if self._all_in(*_ADMITTING):
+        if self.ballot.all_in(self.living, *_ADMITTING):
             newcomers = len(self._admissible())
             if newcomers and (not awaiting or len(self.living) + newcomers >= minimum):
                 self._ask(now, admit=True)
             elif not newcomers and not awaiting:
                 self._serve(VoteKind.UPDATE_TOPOLOGY, value=False)
 
-    def _counted(self, kind: VoteKind) -> VoteCount:
-        return self.durable.votes.get(kind.value, VoteCount())
-
-    def _all_in(self, *kinds: VoteKind) -> bool:
-        return all(any(peer_id in self.votes[kind] for kind in kinds) for peer_id in self.living)
-
     def _serve(self, kind: VoteKind, *, value: bool) -> None:
-        count = VoteCount(self._counted(kind).served + 1, value)
+        count = VoteCount(self.ballot.counted(kind).served + 1, value)
         self._append(VoteCounted(self.name, kind, count))
-        for peer_id in self.votes[kind]:
+        for peer_id in self.ballot.open[kind]:
             self._send(peer_id, VoteServed(kind, count))
-        self.votes[kind].clear()
+        self.ballot.open[kind].clear()
 
     def _admissible(self, *, take: bool = False) -> list[Join]:
         maximum = self.durable.max_world_size
@@ -549,32 +528,12 @@ class Group:
         return [waiter.join for waiter in list(self.room.waiters.values())[:room]]
 
     def _fail_overdue_votes(self, now: float) -> None:
-        for kind, voters in self.votes.items():
-            if not any(now >= deadline for deadline in voters.values()):
-                continue
-            failure = self._too_few() if kind is VoteKind.AWAIT_MINIMUM else self._stuck(kind)
-            for peer_id in voters:
+        for kind in self.ballot.overdue(now):
+            minimum = kind is VoteKind.AWAIT_MINIMUM
+            failure = self.ballot.too_few(self.living) if minimum else self.ballot.stuck(kind, self.living)
+            for peer_id in self.ballot.open[kind]:
                 self._send(peer_id, VoteFailed(kind, failure))
-            voters.clear()
-
-    def _too_few(self) -> Failure:
-        text = (
-            f"group {self.name!r} has {len(self.living)} members in epoch {self.durable.epoch}, needs "
-            f"{self.durable.min_world_size}, and no newcomer came in time: start more peers"
-        )
-        return Failure("TooFewPeersError", text)
-
-    def _stuck(self, kind: VoteKind) -> Failure:
-        calls = {
-            peer_id: ", ".join(k.value for k in VoteKind if peer_id in self.votes[k]) or "no call known to the master"
-            for peer_id in self.living
-        }
-        who = "; ".join(f"{peer_id} (rank {rank}): {calls[peer_id]}" for rank, peer_id in enumerate(self.living))
-        text = (
-            f"not all members of group {self.name!r} came to {kind.value}() in epoch {self.durable.epoch}: {who}. "
-            "Every member has to make the same calls in the same order"
-        )
-        return Failure("OperationTimeoutError", text, {"calls": calls})
+            self.ballot.open[kind].clear()
 
     # ---------------------------------------------------------------------------------------- store and queries
 

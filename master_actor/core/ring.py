@@ -1,10 +1,45 @@
-"""The order of a ring that avoids edges which keep breaking."""
+"""Links that keep breaking: orders of the ring that avoid them, and who has to go where there is none (R4)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 Edge = frozenset[str]
+BREAKS_TO_EVICT = 3
+
+
+class BrokenLinks:
+    """Which links of a group have broken, and how often."""
+
+    def __init__(self) -> None:
+        self._breaks: Counter[Edge] = Counter()
+
+    def note(self, edge: Edge) -> None:
+        """A link broke."""
+        self._breaks[edge] += 1
+
+    def clear(self) -> None:
+        """A new group: nothing is known of its links."""
+        self._breaks.clear()
+
+    def to_avoid(self) -> set[Edge]:
+        """Once may be an accident; these broke again after they were mended."""
+        return {edge for edge, breaks in self._breaks.items() if breaks > 1}
+
+    def unbearable(self, edge: Edge, members: Sequence[str]) -> bool:
+        """Whether one end of the link has to go: it broke too often, or no ring can do without it."""
+        breaks = self._breaks[edge]
+        return breaks >= BREAKS_TO_EVICT or (breaks > 1 and order_avoiding(members, self.to_avoid()) is None)
+
+    def count_of(self, peer_id: str) -> int:
+        """How many links of a peer have broken."""
+        return sum(peer_id in edge for edge in self._breaks)
+
+    def reordered(self, order: list[str]) -> list[str]:
+        """The order, or one near it that avoids what broke again."""
+        avoid = self.to_avoid()
+        return (order_avoiding(order, avoid) or order) if broken_edges(order, avoid) else order
 
 
 def broken_edges(order: Sequence[str], avoid: Collection[Edge]) -> int:

@@ -16,9 +16,10 @@ from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
 from ray_pccl.errors import NotConnectedError, PCCLError, SettingsError, UsageError
 from ray_pccl.peer.connection import MasterConnection
+from ray_pccl.peer.effects import Effect, Identity, View
 from ray_pccl.peer.events import EventQueue
 from ray_pccl.peer.host import host_id, supports_sentinel
-from ray_pccl.peer.membership import ENDED, Effect, Identity, Membership, Standing, View
+from ray_pccl.peer.membership import ENDED, Membership, Standing
 from ray_pccl.peer.store import Store
 from ray_pccl.settings import Settings, check_timeout
 from ray_pccl.types import Attribute, MembershipEvent

@@ -6,9 +6,8 @@ It holds all that a master could ask for after a restart. No socket, no thread a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -60,6 +59,7 @@ from ray_pccl.errors import (
     UsageError,
     error_named,
 )
+from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell, View
 from ray_pccl.peer.ledger import Ledger
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange, MembershipEvent
@@ -82,65 +82,6 @@ class Standing(Enum):
 
 
 ENDED = (Standing.REFUSED, Standing.EVICTED, Standing.STOPPED, Standing.LEFT)
-
-# ------------------------------------------------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send the message to the master, if there is a connection; what matters is sent again after a reconnect."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """A call has its result."""
-
-    call: Hashable
-    value: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """A call has failed."""
-
-    call: Hashable
-    error: PCCLError
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Callbacks may want to know."""
-
-    event: MembershipEvent
-
-
-Effect = Send | Settle | Fail | Tell
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who joins what, and how."""
-
-    peer_id: str
-    group: str
-    host: str
-    min_world_size: int = 1
-    max_world_size: int | None = None
-    rank: int | None = None
-    watched: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """An epoch as this peer sees it: immutable, so that any thread may read it."""
-
-    epoch: int = 0
-    rank: int = -1
-    members: tuple[Member, ...] = ()
-    min_world_size: int = 1
-    attributes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -45,9 +45,10 @@ from ray_pccl.control.messages import (
     Welcome,
 )
 from ray_pccl.errors import PCCLError, ProtocolError
-from ray_pccl.peer import membership as peer_side
+from ray_pccl.peer import effects as peer_side
+from ray_pccl.peer.effects import Identity
 from ray_pccl.peer.ledger import FrozenError
-from ray_pccl.peer.membership import ENDED, Identity, Membership, Standing
+from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member
 
@@ -190,7 +191,7 @@ class Peer:
         self.partitioned = False
         self.link: Link | None = None
         self.sentinel_at: MasterProcess | None = None
-        self.calls: dict[Hashable, str] = {peer_side.JOIN: "join"}
+        self.calls: dict[Hashable, str] = {JOIN: "join"}
         self.results: list[tuple[str, Any]] = []
         self.epochs: list[int] = []
         self.running: dict[tuple[int, int], int] = {}
@@ -710,7 +711,7 @@ class World:
             ends += inquiry.deadlines.values() if inquiry is not None else []
             if any(end > self.now + FAR_S for end in ends):
                 self.fail(f"{group.name!r} has a wait that does not end: {ends}")
-            for kind, voters in group.votes.items():
+            for kind, voters in group.ballot.open.items():
                 if not set(voters) <= living:
                     self.fail(f"{kind.value} counts the vote of who is no member: {voters}")
 

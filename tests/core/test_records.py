@@ -133,7 +133,7 @@ class _Play:
             self._do(master.dies(peer) if what == "dies" else master.evict(peer))
         elif what in ("topology", "pending") and "g" in master.master.groups:
             kind = TOPOLOGY if what == "topology" else PENDING
-            self._do(master.vote(peer, kind, master.group()._counted(kind).served))
+            self._do(master.vote(peer, kind, master.group().ballot.counted(kind).served))
         elif what == "close":
             self._do(master.say(peer, Query(0, Question.SET_CLOSED)))
         elif what == "link" and "g" in master.master.groups:

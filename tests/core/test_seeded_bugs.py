@@ -14,8 +14,9 @@ from master_actor.core.group import Group
 from master_actor.core.master import Master
 from master_actor.core.phases import Phase
 from master_actor.core.records import Durable, EpochBegan, GroupEmptied
+from master_actor.core.votes import Ballot
 from master_actor.journal import Journal
-from ray_pccl.control.messages import OperationState, Outcome, Registered, Verdict, VoteCount
+from ray_pccl.control.messages import OperationState, Outcome, Registered, Verdict
 from ray_pccl.peer.ledger import Ledger
 from tests.core import simulation, test_scenarios
 from tests.core.drivers import hunt
@@ -123,9 +124,7 @@ def a_served_vote_is_not_repeated_to_who_returns(patch: Patch) -> None:
         right(self, peer_id, Registered({}) if isinstance(message, Registered) else message)
 
     patch.setattr(Group, "_send", send)
-    counted = Group._counted
-    forgets = lambda self, kind: VoteCount() if self.phase is Phase.RETURNING else counted(self, kind)  # noqa: E731
-    patch.setattr(Group, "_counted", forgets)
+    patch.setattr(Ballot, "was_served", lambda self, vote: False)
 
 
 @bug

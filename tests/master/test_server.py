@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from master_actor import serve, server
+from master_actor import connection, serve, server
 from master_actor.thread import MasterThread
 from ray_pccl.control import frames
 from ray_pccl.control.endpoint import Endpoint
@@ -142,7 +142,7 @@ def test_silence_during_the_handshake_is_dropped(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.2)
     with _stranger(endpoint, bytes(size)) as peer:
         assert peer.ends() == CHALLENGE_BYTES
     assert len(_dropped(caplog)) == 1
@@ -156,7 +156,7 @@ def test_a_stranger_learns_nothing_but_a_challenge(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_half_a_frame_and_then_silence_is_dropped(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.3)
     with serve(settings=BRISK) as endpoint, RawPeer(endpoint) as peer:
         if joined:
             peer.join("a")
@@ -259,7 +259,7 @@ class _Counting(logging.Handler):
 def test_a_peer_that_reads_nothing_is_dropped_before_its_answers_pile_up(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_UNSENT_BYTES", 4 << 20)
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 4 << 20)
     with RawPeer(endpoint) as first, RawPeer(endpoint) as deaf:
         for peer_id, peer in (("first", first), ("deaf", deaf)):
             peer.join(peer_id, minimum=2)

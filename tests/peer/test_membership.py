@@ -53,8 +53,9 @@ from ray_pccl.errors import (
     StoreTimeoutError,
     UsageError,
 )
+from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell
 from ray_pccl.peer.ledger import FrozenError
-from ray_pccl.peer.membership import JOIN, Effect, Fail, Identity, Membership, Send, Settle, Standing, Tell
+from ray_pccl.peer.membership import JOIN, Membership, Standing
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange, MembershipEvent
 

@@ -1,0 +1,60 @@
+"""Where a master listens: the port that its peers know, if it can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import time
+
+from master_actor.core.records import Booted
+from ray_pccl.errors import MasterError
+
+log = logging.getLogger("ray_pccl.master")
+
+PORT_PATIENCE_S = 3.0
+"""How long a restarted master waits for the port that its peers know, before it takes another."""
+ENOUGH_FILES = 1 << 16
+
+
+async def listen(host: str, port: int, old: Booted | None) -> socket.socket:
+    """A listening socket: on the port asked for, else on the one of the boot before, else on any."""
+    if not 0 <= port < 65536:
+        raise MasterError(f"a port is a number from 0 (any) to 65535, not {port}")
+    if port == 0 and old is not None and old.host == host:
+        # Peers outside Ray know no other place. Who held the port, perhaps our own last life, may take a moment to go.
+        deadline = time.monotonic() + PORT_PATIENCE_S
+        while time.monotonic() < deadline:
+            if (listening := _bind(host, old.port)) is not None:
+                return listening
+            await asyncio.sleep(0.05)
+        log.warning("the port %d of the last run is taken: peers that were told of it won't find this master", old.port)
+    listening = _bind(host, port)
+    if listening is None:
+        where = f"{host}:{port or 'any port'}"
+        raise MasterError(f"the master can't listen on {where}: the port is taken, or the address is not ours")
+    return listening
+
+
+def _bind(host: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio sets TCP_NODELAY only on sockets that say that they are TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):
+        listening.bind((host, port))
+        listening.setblocking(False)
+        return listening
+    listening.close()
+    return None
+
+
+def raise_file_limit() -> int:
+    """As many connections as the system lets us have; returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else ENOUGH_FILES
