@@ -90,6 +90,7 @@ class Group:
     ) -> None:
         self.name = name
         self.durable = durable.group(name)
+        self._ids = {member.peer_id for member in self.durable.members}
         self._all_durable = durable
         self._settings = settings
         self._emit = emit
@@ -129,7 +130,11 @@ class Group:
 
     def has(self, peer_id: str) -> bool:
         """Whether the peer is a member or waits to be one."""
-        return peer_id in self.room or peer_id in self.living
+        return peer_id in self.room or self.is_member(peer_id)
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether the peer is a member that is not known to be gone."""
+        return peer_id in self._ids and peer_id not in self.lost
 
     @property
     def forgettable(self) -> bool:
@@ -140,7 +145,7 @@ class Group:
 
     def join(self, join: Join, now: float) -> None:
         """A new peer wants in."""
-        if join.peer_id in self.living:
+        if self.is_member(join.peer_id):
             self._remember_passive(join.peer_id, join.passive_timeout_s)
             # It was admitted, but the master died before it was told: it is simply behind.
             self._returns(join.peer_id, agrees=False, now=now)
@@ -163,7 +168,7 @@ class Group:
     def register(self, register: Register, now: float) -> None:
         """A member comes back after its connection, or the master, was lost."""
         peer_id = register.peer_id
-        if peer_id not in self.living:
+        if not self.is_member(peer_id):
             self._send(peer_id, Evicted(self._epitaphs.get(peer_id, f"group {self.name!r} went on without it")))
             return
         self._remember_passive(peer_id, register.passive_timeout_s)
@@ -337,7 +342,7 @@ class Group:
         living = self.living
         if report.epoch != self.durable.epoch or peer_id == report.other:
             return
-        if peer_id not in living or report.other not in living:
+        if not self.is_member(peer_id) or not self.is_member(report.other):
             return
         if self.phase is Phase.RETURNING:
             self.returned[peer_id] = False  # no epoch goes on with a broken link: a round will follow
@@ -481,7 +486,7 @@ class Group:
 
     def vote(self, peer_id: str, vote: OpenVote, now: float) -> None:
         """A member is in a call in which all members meet."""
-        if peer_id not in self.living:
+        if not self.is_member(peer_id):
             text = f"peer {peer_id} is no member of group {self.name!r}, so it has no vote"
             self._send(peer_id, VoteFailed(vote.kind, Failure("NotAMemberError", text)))
             return
@@ -539,14 +544,14 @@ class Group:
 
     def store_request(self, peer_id: str, request: StoreRequest, now: float) -> None:
         """A member uses the group's key-value store."""
-        if peer_id in self.living:
+        if self.is_member(peer_id):
             self.store.request(peer_id, request, now)
         else:
             self._not_a_member(peer_id, request.number, "use its store")
 
     def query(self, peer_id: str, query: Query, now: float) -> None:
         """A member asks about the group, or closes it."""
-        if peer_id not in self.living:
+        if not self.is_member(peer_id):
             self._not_a_member(peer_id, query.number, "ask about it")
             return
         if query.what is Question.SET_CLOSED:
@@ -593,6 +598,8 @@ class Group:
 
     def _append(self, record: Record) -> None:
         self._all_durable.apply(record)
+        if isinstance(record, EpochBegan | GroupEmptied):
+            self._ids = {member.peer_id for member in self.durable.members}
         self._emit(Append(record))
 
     def _send(self, peer_id: str, message: Message) -> None:
