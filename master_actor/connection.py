@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Protocol
 
@@ -127,5 +128,6 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Ends the connection after what was sent has left, even if a forked child still holds it."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the other side may have reset it, unseen as yet
+                self._transport.write_eof()
             self._transport.close()

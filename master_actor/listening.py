@@ -17,6 +17,7 @@ log = logging.getLogger("ray_pccl.master")
 PORT_PATIENCE_S = 3.0
 """How long a restarted master waits for the port that its peers know, before it takes another."""
 ENOUGH_FILES = 1 << 16
+BACKLOG = 1024
 
 
 async def listen(host: str, port: int, old: Booted | None) -> socket.socket:
@@ -45,6 +46,7 @@ def _bind(host: str, port: int) -> socket.socket | None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with contextlib.suppress(OSError):
         listening.bind((host, port))
+        listening.listen(BACKLOG)  # at once: two that are merely bound may share a port, and both believe to have it
         listening.setblocking(False)
         return listening
     listening.close()

@@ -101,6 +101,7 @@ class Server:
         self._deserted = asyncio.Event()
         self._all_left = asyncio.Event()
         self._over = False
+        self._abdicated = False
         self._strangers: dict[Connection, None] = {}
         self._most_strangers = MAX_STRANGERS
         self._connections: set[Connection] = set()
@@ -108,7 +109,7 @@ class Server:
         self._sentinels: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Server | None = None
-        self._listening: socket.socket
+        self._listening: socket.socket | None = None
         self.endpoint: Endpoint
         self.core: Master
 
@@ -119,6 +120,8 @@ class Server:
         try:
             return await self._start()
         except BaseException:
+            if self._listening is not None:
+                self._listening.close()
             self._let_go()
             raise
 
@@ -127,7 +130,7 @@ class Server:
         self._most_strangers = min(MAX_STRANGERS, raise_file_limit() // 4)
         self._clock.hold()  # until we listen, nobody can be late
         durable = await loop.run_in_executor(self._writer, self._load)
-        listening = await listen(self._host, self._port, durable.identity)
+        self._listening = listening = await listen(self._host, self._port, durable.identity)
         for _ in range(BOOT_ATTEMPTS):
             identity = self._identity(durable.identity, listening)
             core = Master(durable, identity, self._settings, self._clock.read())
@@ -139,11 +142,9 @@ class Server:
             except Superseded:  # somebody booted between our reading and our writing: read again
                 durable = await loop.run_in_executor(self._writer, self._load)
         else:
-            listening.close()
             raise MasterError("another master keeps booting on the same journal")
         self.core = core
         self.endpoint = Endpoint(identity.host, identity.port, identity.key)
-        self._listening = listening
         self._listener = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
         self._clock.release()
         self._tasks = [loop.create_task(self._tick_for_ever()), loop.create_task(self._verify_for_ever())]
@@ -179,7 +180,7 @@ class Server:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._all_left.wait(), CLOSE_TIMEOUT_S)
         await self._end()
-        if reason is not None:
+        if reason is not None and not self._abdicated:  # or it would be the journal of the next one
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.erase)
         self._let_go()
 
@@ -197,6 +198,7 @@ class Server:
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
+            assert self._listening is not None
             with contextlib.suppress(OSError):  # for all who hold it, forked children too
                 self._listening.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -254,6 +256,8 @@ class Server:
                 connection.peer_id = peer_id
                 self._peers[peer_id] = connection
                 self._all_left.clear()
+                if current is not None and current is not connection:
+                    current.close()  # it is not listened to any more
                 self.handle(Received(peer_id, message))
             case _:
                 if connection.peer_id is None:
@@ -376,11 +380,11 @@ class Server:
     def _abdicate(self, error: BaseException) -> None:
         """The journal is not ours any more, or can't be written: say nothing, and go (R6)."""
         log.error("this master ends: %s", error)
-        self._over = True
+        self._over = self._abdicated = True
         self._queue.clear()
+        self._on_superseded()
         for connection in list(self._connections):
             connection.close()
-        self._on_superseded()
 
     async def _tick_for_ever(self) -> None:
         while True:

@@ -84,12 +84,13 @@ class Liveness:
         entry.heard = now
         entry.sentinel = True
 
-    def sentinel_gone(self, host: str) -> None:
+    def sentinel_gone(self, host: str, now: float) -> None:
         """A sentinel's connection closed: its peers' own beats have to do until there is another."""
         self._processes.pop(host, None)
         for pulse in self.peers.values():
             if pulse.host == host:
                 pulse.stopped_since = None
+                pulse.seen, pulse.connected = False, now  # another one has as long to come as the first
         if host in self.hosts:
             self.hosts[host].sentinel = False
             self._forget_idle_host(host)
@@ -102,7 +103,7 @@ class Liveness:
             del states[peer_id]
         pulse = self.peers.get(peer_id)
         if pulse is not None:
-            pulse.seen = True
+            pulse.seen = state is not ProcessState.RELEASED
             pulse.stopped_since = now if state is ProcessState.STOPPED else None
 
     def tick(self, now: float) -> list[Verdict]:

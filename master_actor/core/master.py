@@ -80,7 +80,7 @@ class Master:
             case SentinelSaid(host, message):
                 self._sentinel_said(host, message, now)
             case SentinelGone(host):
-                self.liveness.sentinel_gone(host)
+                self.liveness.sentinel_gone(host, now)
             case EvictionRequested(peer_id, reason):
                 self._lose(peer_id, reason, certain=False, now=now)
             case StopRequested(reason):

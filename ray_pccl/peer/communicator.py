@@ -105,6 +105,8 @@ class Communicator:
             endpoint, resolve = self._find_master(patience)
             connection = self._new_connection(endpoint, resolve, life)
             joined = connection.start(max(0.001, patience - (time.monotonic() - started)))
+            if life != self._life:  # closed at the very moment
+                connection.close()
         finally:
             self._connecting = False
         try:

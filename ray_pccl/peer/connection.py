@@ -60,7 +60,7 @@ class MasterConnection:
         self._link: Link | None = None
         self._links: set[Link] = set()
         self._sockets: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or the collector may call us while we hold it
         self._inbox: list[tuple[Callable[[], None], Future[Any] | None]] = []
         self._closed = False
         self._answered = False
@@ -153,7 +153,10 @@ class MasterConnection:
         with self._lock:
             functions, self._inbox = self._inbox, []
         for function, _ in functions:
-            function()
+            try:
+                function()
+            except Exception:  # the others in the batch have callers, too
+                log.exception("a call of peer %s failed", self.membership.identity.peer_id)
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -208,8 +211,9 @@ class MasterConnection:
         if link is not self._link:
             return
         self._answered = True
-        for other in self._links - {link}:  # the new connection works: now the old one may go
-            other.close()
+        for other in list(self._links):
+            if other.number < link.number:  # the new connection works: now the old one may go
+                other.close()
         if isinstance(message, Beat):
             self.membership.heard(self._beats.pop(message.number, 0.0))
             return
@@ -246,7 +250,10 @@ class MasterConnection:
                     if (future := self._calls.pop(call, None)) is not None:
                         future.set_exception(error)
                 case Tell(event):
-                    self._tell(event)
+                    try:
+                        self._tell(event)
+                    except Exception:  # what only callbacks wanted to know must not keep calls from their results
+                        log.exception("%s could not be told", event)
         if self.membership.standing in ENDED:
             self._over.set()
 
@@ -308,6 +315,7 @@ class MasterConnection:
         else:
             if endpoint != self._endpoint:
                 self._endpoint = endpoint
+                self._wake.set()  # we may have been let in at the old place meanwhile
                 await self._watch.refresh()
 
     async def _dial(self) -> None:

@@ -12,15 +12,16 @@ from ray_pccl.types import MembershipEvent
 log = logging.getLogger("ray_pccl.peer")
 
 Callback = Callable[[MembershipEvent], None]
+Events = queue.SimpleQueue[MembershipEvent | None]
 
 
 class EventQueue:
     """Calls callbacks in the order of events, without holding up who reports them."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[MembershipEvent | None] = queue.SimpleQueue()
+        self._queue: Events = queue.SimpleQueue()
         self._callbacks: list[Callback] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may close us while we hold it
         self._thread: threading.Thread | None = None
 
     def subscribe(self, callback: Callback) -> None:
@@ -34,7 +35,11 @@ class EventQueue:
             if not self._callbacks:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ray_pccl-events", daemon=True)
+                # A queue of its own: the thread before it may still be in a callback, with its own end before it.
+                self._queue = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._queue,), name="ray_pccl-events", daemon=True
+                )
                 self._thread.start()
             self._queue.put(event)
 
@@ -47,8 +52,8 @@ class EventQueue:
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
 
-    def _run(self) -> None:
-        while (event := self._queue.get()) is not None:
+    def _run(self, events: Events) -> None:
+        while (event := events.get()) is not None:
             for callback in list(self._callbacks):
                 try:
                     callback(event)

@@ -79,7 +79,7 @@ class Ledger:
 
     def check_lease(self, now: float) -> None:
         """Freezes if the master was not heard for too long."""
-        if now >= self.lease_ends:
+        if now >= self.lease_ends and not self.frozen:
             self.freeze()
             self.lease_missed = True
 
@@ -98,6 +98,7 @@ class Ledger:
             self.operations.clear()
             self._numbers.clear()
         self.frozen = False
+        self.lease_missed = False
 
     def _apply(self, outcome: Outcome, epoch: int) -> None:
         key = (outcome.tag, outcome.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from typing import Protocol
@@ -13,6 +14,7 @@ from ray_pccl.control.messages import FromMaster, Message, Welcome
 from ray_pccl.errors import AuthenticationError, PCCLError, ProtocolError
 
 log = logging.getLogger("ray_pccl.peer")
+_numbers = itertools.count()
 
 
 class Owner(Protocol):
@@ -36,6 +38,8 @@ class Link(asyncio.Protocol):
         self._reader: frames.FrameReader | None = None
         self._transport: asyncio.Transport | None = None
         self.sock = sock
+        self.number = next(_numbers)
+        """Links are numbered in the order they were made."""
         self.welcomed: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -167,3 +168,35 @@ def test_a_child_that_was_forked_from_a_master_does_not_keep_its_peers_or_its_po
         os.kill(child, 9)
         os.waitpid(child, 0)
         comm.close()
+
+
+def test_what_goes_wrong_for_one_caller_does_not_reach_the_next(comm_alone: Communicator) -> None:
+    connection = comm_alone._connection
+    assert connection is not None
+    ran = threading.Event()
+
+    def goes_wrong() -> None:
+        raise ZeroDivisionError
+
+    with connection._lock:  # both are in one batch
+        connection._submit(goes_wrong)
+        connection._submit(ran.set)
+    assert ran.wait(10)
+    assert comm_alone.num_waiting() == 0
+
+
+def test_a_callback_that_can_not_be_told_does_not_keep_a_call_from_its_result(
+    comm_alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(event: MembershipEvent) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(comm_alone._connection, "_tell", fails)
+    comm_alone.set_closed()  # which is news
+    assert comm_alone.is_closed()
+
+
+@pytest.fixture
+def comm_alone() -> Iterator[Communicator]:
+    with serve(settings=SETTINGS) as endpoint, Communicator("g", master=endpoint, settings=SETTINGS) as comm:
+        yield comm
