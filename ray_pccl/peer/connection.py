@@ -104,18 +104,15 @@ class MasterConnection:
             started.set_result(call)
             self._apply(effects)
 
-        self._submit(on_loop, started)
-        call = started.result()
         try:
+            self._submit(on_loop, started)
+            started.result()
             return ended.result()
         except BaseException:
-            if not ended.done():  # interrupted: nobody waits any more
-                self._submit(lambda: self._abandon(call))
+            if not ended.done():  # interrupted, perhaps before it began: nobody waits any more
+                with contextlib.suppress(PCCLError):
+                    self._submit(lambda: self._abandon(ended))
             raise
-
-    def do(self, begin: Callable[[], list[Effect]]) -> None:
-        """Has the loop carry out effects that nobody waits for."""
-        self._submit(lambda: self._apply(begin()))
 
     def wait_watched(self, timeout_s: float) -> bool:
         """Whether the host's sentinel watches this process, after waiting for it for a moment."""
@@ -261,9 +258,10 @@ class MasterConnection:
         self._apply(self.membership.leave())
         self._over.set()
 
-    def _abandon(self, call: Hashable) -> None:
-        self._calls.pop(call, None)
-        self._apply(self.membership.abandon(call))
+    def _abandon(self, ended: Future[Any]) -> None:
+        for call in [call for call, future in self._calls.items() if future is ended]:
+            del self._calls[call]
+            self._apply(self.membership.abandon(call))
 
     def _fail_all(self) -> None:
         """No caller is left waiting for a loop that has ended, whatever it has ended from."""

@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from ray_pccl.control.messages import (
 )
 from ray_pccl.errors import AuthenticationError, MasterError, UsageError
 from ray_pccl.settings import Settings
+from ray_pccl.testing.waiting import eventually
 from tests.master.raw_peer import RawPeer
 
 CALM = Settings(heartbeat_timeout_s=30, stall_timeout_s=60, master_lease_s=60)
@@ -70,10 +70,7 @@ def member(endpoint: Endpoint) -> Iterator[RawPeer]:
 
 
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
+    eventually(condition, timeout=timeout_s, what=what)
 
 
 def _dropped(caplog: pytest.LogCaptureFixture) -> list[str]:

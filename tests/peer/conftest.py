@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ from master_actor import serve
 from master_actor.thread import MasterThread
 from ray_pccl import Communicator, Endpoint
 from ray_pccl.settings import Settings
+from ray_pccl.testing.waiting import eventually
 
 CALM = {"heartbeat_timeout_s": 10, "stall_timeout_s": 30, "sentinel": False, "last_call_s": 0.0}
 """Nobody is taken for dead by silence while a test runs, and nobody waits for one more."""
@@ -23,10 +23,7 @@ Make = Callable[..., Communicator]
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Waits for the condition, which must come."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
+    eventually(condition, timeout=timeout_s, what=what)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

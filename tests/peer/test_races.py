@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
@@ -194,6 +195,31 @@ def test_a_callback_that_can_not_be_told_does_not_keep_a_call_from_its_result(
     monkeypatch.setattr(comm_alone._connection, "_tell", fails)
     comm_alone.set_closed()  # which is news
     assert comm_alone.is_closed()
+
+
+@pytest.mark.parametrize("step", ["before it began", "while it waits"])
+def test_a_call_that_is_interrupted_may_be_made_again_at_once(
+    step: str, comm_alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at = 1 if step == "before it began" else 2
+    asked = 0
+    right = Future.result
+
+    def interrupted(self: Future[object], timeout: float | None = None) -> object:
+        nonlocal asked
+        asked += 1
+        if asked == interrupt_at:
+            raise KeyboardInterrupt
+        return right(self, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ray_pccl.peer.connection.Future.result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            comm_alone.store.wait(["never"], timeout=20)
+    connection = comm_alone._connection
+    assert connection is not None
+    eventually(lambda: not connection._calls and not connection.membership._requests, what="the call is given up")
+    assert comm_alone.num_waiting() == 0
 
 
 @pytest.fixture
