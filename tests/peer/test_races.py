@@ -216,10 +216,10 @@ def test_a_call_that_is_interrupted_may_be_made_again_at_once(
         patch.setattr("ray_pccl.peer.connection.Future.result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             comm_alone.store.wait(["never"], timeout=20)
+    assert comm_alone.num_waiting() == 0  # what was submitted before it has run by now
     connection = comm_alone._connection
     assert connection is not None
     eventually(lambda: not connection._calls and not connection.membership._requests, what="the call is given up")
-    assert comm_alone.num_waiting() == 0
 
 
 @pytest.fixture
