@@ -24,7 +24,7 @@ from ray_pccl.control.messages import Beat, FromMaster
 from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
 from ray_pccl.peer.effects import Effect, Fail, Send, Settle, Tell
 from ray_pccl.peer.link import Link
-from ray_pccl.peer.membership import ENDED, JOIN, Membership
+from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.peer.sentinel import Hello
 from ray_pccl.peer.watch import SentinelWatch
 from ray_pccl.types import MembershipEvent
@@ -289,9 +289,11 @@ class MasterConnection:
                 if self._answered:  # a Welcome alone is no sign that this master can be worked with
                     backoff = FIRST_BACKOFF_S
             except AuthenticationError as error:
-                # A master that dies in the middle of a handshake looks the same, once.
+                # A master that dies in the middle of a handshake looks the same, once. A member has proved its key
+                # before: whatever refuses it now is not its master, which may come back.
                 refusals += 1
-                if self._resolve is None and refusals >= REFUSALS_TO_BELIEVE:
+                joining = self.membership.standing is Standing.JOINING
+                if joining and self._resolve is None and refusals >= REFUSALS_TO_BELIEVE:
                     self._apply(self.membership.refused(error))
                     return
             except Exception as error:  # an unreachable address, a name that is none, a stale master: try again

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,7 @@ from ray_pccl import (
     Settings,
     SettingsError,
 )
+from ray_pccl.control.handshake import ANSWER_BYTES, MasterSide
 from ray_pccl.peer import communicator as module
 from ray_pccl.testing.waiting import eventually
 
@@ -220,6 +223,28 @@ def test_a_call_that_is_interrupted_may_be_made_again_at_once(
     connection = comm_alone._connection
     assert connection is not None
     eventually(lambda: not connection._calls and not connection.membership._requests, what="the call is given up")
+
+
+def test_a_member_outlives_a_stranger_at_its_masters_address(tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal")
+    first = serve(journal=journal, settings=SETTINGS)
+    endpoint = first.start()
+    comm = Communicator("g", master=endpoint, settings=SETTINGS)
+    comm.connect()
+    first.crash()
+    refused: list[int] = []
+    with socket.create_server((endpoint.host, endpoint.port)) as stranger:
+        stranger.settimeout(20)
+        while len(refused) < 5:  # each gets a challenge, and no proof of the key
+            sock, _ = stranger.accept()
+            with sock:
+                sock.sendall(MasterSide(b"another key").challenge)
+                refused.append(len(sock.recv(ANSWER_BYTES)))
+    with serve(journal=journal, settings=SETTINGS):
+        assert comm.num_waiting() == 0
+        assert comm.epoch == 1
+        comm.close()
+    assert refused == [ANSWER_BYTES] * 5
 
 
 @pytest.fixture
