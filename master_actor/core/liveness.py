@@ -77,6 +77,9 @@ class Liveness:
         if pulse is not None:
             pulse.heard = now
             self.hosts[pulse.host].heard = now
+            if pulse.stopped_since is not None:
+                # It ran since, too briefly for its sentinel to see: two short freezes are not a long one.
+                pulse.stopped_since = now
 
     def sentinel_heard(self, host: str, now: float) -> None:
         """The sentinel of a host gave a sign of life."""

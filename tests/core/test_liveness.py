@@ -109,7 +109,7 @@ def test_a_process_that_was_stopped_before_it_reconnected_is_still_stopped() -> 
     world.connect("a")
     world.see("a", ProcessState.STOPPED)
     world.connect("a")
-    assert world.until(1.5, beating="a", sentinels=("h",)) == {"a": 1.0}
+    assert world.until(1.5, sentinels=("h",)) == {"a": 1.0}
 
 
 def test_a_host_of_which_nothing_is_heard_is_dead_after_the_heartbeat_timeout() -> None:
@@ -187,7 +187,16 @@ def test_a_sentinel_that_comes_again_is_believed_again() -> None:
     world.see("a", ProcessState.RUNNING)
     world.liveness.sentinel_gone("h", world.now)
     world.see("a", ProcessState.STOPPED)
-    assert world.until(1.5, beating="a", sentinels=("h",)) == {"a": 1.0}
+    assert world.until(1.5, sentinels=("h",)) == {"a": 1.0}
+
+
+def test_two_short_freezes_between_which_the_sentinel_saw_nothing_are_not_a_long_one() -> None:
+    world = Watched()
+    world.connect("a")
+    world.see("a", ProcessState.STOPPED)
+    assert world.until(0.6, sentinels=("h",)) == {}
+    world.liveness.heard("a", world.now)  # it ran for a moment, and said something
+    assert world.until(2.0, sentinels=("h",)) == {"a": 1.6}
 
 
 def test_what_is_gone_is_forgotten() -> None:
