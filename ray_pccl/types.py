@@ -27,6 +27,8 @@ class Member:
 
     peer_id: str
     host: str
+    address: str = ""
+    """Where its data plane listens; empty for one that has none."""
 
 
 class MembershipChange(Enum):

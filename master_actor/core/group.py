@@ -172,6 +172,10 @@ class Group:
             self._send(peer_id, Evicted(self._epitaphs.get(peer_id, f"group {self.name!r} went on without it")))
             return
         self._remember_passive(peer_id, register.passive_timeout_s)
+        for member in register.members if register.epoch < self.durable.epoch else ():
+            # The master that wrote the epoch without it died before it told anyone: operations have to know.
+            if member.peer_id not in self._ids:
+                self.lost.setdefault(member.peer_id, "it was lost while the master restarted")
         agrees = (
             register.epoch == self.durable.epoch and register.members == self.durable.members and not register.frozen
         )
@@ -303,7 +307,7 @@ class Group:
         self._joined = {join.peer_id: place for place, join in enumerate(taken)}
         joins = by_requested_rank(taken)
         self.log.enter(Phase.STEADY, now)
-        members = tuple(Member(join.peer_id, join.host) for join in joins)
+        members = tuple(Member(join.peer_id, join.host, join.address) for join in joins)
         self._begin(members, admits=True, limits=(first.min_world_size, first.max_world_size))
         self._count_votes(now)
 
@@ -386,7 +390,7 @@ class Group:
             return
         self.inquiry = None
         survivors = {peer_id: inquiry.answers[peer_id].operations for peer_id in self.living}
-        outcomes = agree(survivors, self.lost.items())
+        outcomes = agree(survivors, self.lost.items(), self.durable.min_world_size)
         # A vote counts only with nothing in flight (R10): one that gave up voting may have gone on to an operation.
         admits = inquiry.admit and not any(outcome.verdict is Verdict.ABORT for outcome in outcomes)
         if inquiry.admit and not admits:
@@ -396,7 +400,7 @@ class Group:
             self._joined[join.peer_id] = max(self._joined.values()) + 1
         by_id = {member.peer_id: member for member in self.durable.members}
         members = tuple(by_id[peer_id] for peer_id in self._links.reordered(self.living))
-        members += tuple(Member(join.peer_id, join.host) for join in joins)
+        members += tuple(Member(join.peer_id, join.host, join.address) for join in joins)
         self.log.enter(Phase.STEADY, now)
         limits = (self.durable.min_world_size, self.durable.max_world_size)
         answered = {peer_id: answer.epoch for peer_id, answer in inquiry.answers.items()}

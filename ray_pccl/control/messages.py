@@ -68,6 +68,8 @@ class OperationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int
     retry: bool = True
     failure: Failure | None = None
+    root: str = ""
+    """The peer without whom the operation makes no sense."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -112,6 +114,7 @@ class Join(Message, frozen=True):
     watched: bool
     passive_timeout_s: float | None
     dial: int = 0
+    address: str = ""
 
 
 class Register(Message, frozen=True):

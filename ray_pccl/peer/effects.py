@@ -22,6 +22,8 @@ class Identity:
     max_world_size: int | None = None
     rank: int | None = None
     watched: bool = False
+    address: str = ""
+    """Where this peer's data plane listens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,21 @@
 The data plane reports its progress here; a round reads it, and settles it (R0 to R3). Once frozen, nothing moves until
 the decision: that is what makes an answer binding. The same happens when the lease runs out (R7), and here it is
 checked at each step: a process that was stopped for longer than its lease must not take one more step before its timers
-run.
+run. Threads of the data plane and the control thread meet here, so every step is taken under one lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ray_pccl.control.messages import Failure, OperationReport, OperationState, Outcome, Verdict
 from ray_pccl.errors import PCCLError
 
 Key = tuple[int, int]
+_RUNNING, _PREPARED = OperationState.RUNNING, OperationState.PREPARED
+_COMMITTED, _FAILED = OperationState.COMMITTED, OperationState.FAILED
 
 
 class FrozenError(PCCLError):
@@ -29,6 +32,11 @@ class Operation:
     epoch: int
     retry: bool
     failure: Failure | None = None
+    root: str = ""
+
+
+def _nothing_published() -> Iterable[Key]:
+    return ()
 
 
 class Ledger:
@@ -41,41 +49,84 @@ class Ledger:
         self.lease_missed = False
         """Frozen by the lease, which the master does not know yet."""
         self.operations: dict[Key, Operation] = {}
+        self.close_boards: Callable[[], Iterable[Key]] = _nothing_published
+        """What the data plane does first when the epoch freezes: nobody may count on this peer's published inputs from
+        then on. It returns the operations whose inputs were all published before: these are prepared (R8)."""
         self._numbers: dict[int, int] = {}
+        self._lock = threading.RLock()  # a signal handler may come while we hold it
 
-    def enter(self, tag: int, epoch: int, now: float, *, retry: bool = True) -> Key:
+    def enter(self, tag: int, epoch: int, now: float, *, retry: bool = True, root: str = "") -> Key:
         """The peer begins the next operation of this tag. It may have been consumed before: see its state."""
-        self._require_thawed(now)
-        number = self._numbers.get(tag, 0)
-        self._numbers[tag] = number + 1
-        self.operations.setdefault((tag, number), Operation(OperationState.RUNNING, epoch, retry))
-        return tag, number
+        with self._lock:
+            self._require_thawed(now)
+            number = self._numbers.get(tag, 0)
+            self._numbers[tag] = number + 1
+            key = tag, number
+            if key not in self.operations:
+                self.operations[key] = Operation(_RUNNING, epoch, retry, None, root)
+            return key
 
     def prepare(self, key: Key, now: float) -> None:
         """The peer holds its full result."""
-        self._require_thawed(now)
-        self.operations[key].state = OperationState.PREPARED
+        with self._lock:
+            self._require_thawed(now)
+            operation = self.operations[key]
+            if operation.state is _FAILED:
+                raise PCCLError(f"operation {key} has failed: it can't be prepared")
+            operation.state = _PREPARED
 
     def commit(self, key: Key, now: float) -> None:
-        """The peer heard *prepared* from all members."""
-        self._require_thawed(now)
-        self.operations[key].state = OperationState.COMMITTED
+        """The peer heard *prepared* from all members. All of them are past the one before it (R2)."""
+        with self._lock:
+            self._require_thawed(now)
+            operation = self.operations[key]
+            if operation.state is _FAILED:
+                raise PCCLError(f"operation {key} has failed: it can't commit")
+            operation.state = _COMMITTED
+            self.operations.pop((key[0], key[1] - 1), None)
 
     def fail(self, key: Key, failure: Failure, now: float) -> None:
         """The operation failed for good. Only one that is not prepared may refuse alone (R3)."""
-        self._require_thawed(now)
-        operation = self.operations[key]
-        if operation.state is not OperationState.RUNNING:
-            raise PCCLError(f"operation {key} is {operation.state.value}: it can't fail on one peer alone")
-        operation.state, operation.failure = OperationState.FAILED, failure
+        with self._lock:
+            self._require_thawed(now)
+            operation = self.operations[key]
+            if operation.state is not _RUNNING:
+                raise PCCLError(f"operation {key} is {operation.state.value}: it can't fail on one peer alone")
+            operation.state, operation.failure = _FAILED, failure
+
+    def refused(self, key: Key, epoch: int, failure: Failure, now: float) -> bool:
+        """Another member refused the operation before it was prepared there: it can't commit anywhere any more.
+
+        Whoever enters it later gets the same error. Returns whether that is news.
+        """
+        with self._lock:
+            self._require_thawed(now)
+            operation = self.operations.get(key)
+            if operation is None:
+                if key[1] < self._numbers.get(key[0], 0):
+                    return False  # an old one that all are past
+                self.operations[key] = Operation(_FAILED, epoch, retry=False, failure=failure)
+                return True
+            if operation.state in (_COMMITTED, _FAILED):
+                return False
+            operation.state, operation.failure = _FAILED, failure
+            return True
 
     def forget(self, key: Key) -> None:
         """Every member is known to be past this operation (R2)."""
-        self.operations.pop(key, None)
+        with self._lock:
+            self.operations.pop(key, None)
 
     def freeze(self) -> None:
         """Nothing moves any more until `settle`."""
-        self.frozen = True
+        with self._lock:
+            if self.frozen:
+                return
+            self.frozen = True
+            for key in self.close_boards():
+                operation = self.operations.get(key)
+                if operation is not None and operation.state is _RUNNING:
+                    operation.state = _PREPARED
 
     def check_lease(self, now: float) -> None:
         """Freezes if the master was not heard for too long."""
@@ -85,39 +136,39 @@ class Ledger:
 
     def report(self) -> tuple[OperationReport, ...]:
         """What a frozen peer answers."""
-        return tuple(
-            OperationReport(tag, number, operation.state, operation.epoch, operation.retry, operation.failure)
-            for (tag, number), operation in sorted(self.operations.items())
-        )
+        with self._lock:
+            return tuple(
+                OperationReport(tag, number, op.state, op.epoch, op.retry, op.failure, op.root)
+                for (tag, number), op in sorted(self.operations.items())
+            )
 
     def settle(self, outcomes: Iterable[Outcome], epoch: int, *, restart_numbers: bool) -> None:
         """Applies a decision as a whole, and thaws."""
-        for outcome in outcomes:
-            self._apply(outcome, epoch)
-        if restart_numbers:
-            self.operations.clear()
-            self._numbers.clear()
-        self.frozen = False
-        self.lease_missed = False
+        with self._lock:
+            for outcome in outcomes:
+                self._apply(outcome, epoch)
+            if restart_numbers:
+                self.operations.clear()
+                self._numbers.clear()
+            self.frozen = False
+            self.lease_missed = False
 
     def _apply(self, outcome: Outcome, epoch: int) -> None:
         key = (outcome.tag, outcome.number)
         operation = self.operations.get(key)
         if outcome.verdict is Verdict.CONSUME:
-            if operation is None or operation.state is not OperationState.COMMITTED:
-                self.operations[key] = Operation(
-                    OperationState.FAILED, outcome.epoch, retry=False, failure=outcome.failure
-                )
-        elif operation is None or operation.state in (OperationState.COMMITTED, OperationState.FAILED):
+            if operation is None or operation.state is not _COMMITTED:
+                self.operations[key] = Operation(_FAILED, outcome.epoch, retry=False, failure=outcome.failure)
+        elif operation is None or operation.state in (_COMMITTED, _FAILED):
             return
         elif outcome.verdict is Verdict.COMMIT:
-            if operation.state is not OperationState.PREPARED:
+            if operation.state is not _PREPARED:
                 raise PCCLError(
                     f"operation {key} is to commit, but this peer holds no result: it is {operation.state.value}"
                 )
-            operation.state = OperationState.COMMITTED
+            operation.state = _COMMITTED
         else:
-            operation.state, operation.epoch = OperationState.RUNNING, epoch
+            operation.state, operation.epoch = _RUNNING, epoch
 
     def _require_thawed(self, now: float) -> None:
         self.check_lease(now)

@@ -138,7 +138,10 @@ class Membership:
             timeout = max(0.0, self._join_ends - now)
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
-            return [Join(me.peer_id, me.group, me.host, *limits, timeout, last_call, me.watched, passive, self._dials)]
+            times = (timeout, last_call)
+            return [
+                Join(me.peer_id, me.group, me.host, *limits, *times, me.watched, passive, self._dials, me.address)
+            ]
         return self._registration(now)
 
     def _registration(self, now: float) -> list[Message]:

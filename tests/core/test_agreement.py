@@ -130,3 +130,18 @@ def test_each_operation_is_decided_for_itself_and_in_order() -> None:
         Outcome(0, 5, Verdict.ABORT, 1),
         Outcome(1, 0, Verdict.COMMIT, 1),
     )
+
+
+def test_an_operation_whose_root_is_lost_is_consumed() -> None:
+    answers = {"a": [OperationReport(0, 0, RUNNING, 1, root="x")], "b": []}
+    (outcome,) = agree(answers, [("x", "gone")])
+    assert outcome.verdict is Verdict.CONSUME and outcome.failure is not None
+    assert outcome.failure.details["peers"] == ("x",)
+    assert agree(answers, [("y", "gone")]) == (Outcome(0, 0, Verdict.ABORT, 1),)
+
+
+def test_too_few_survivors_commit_what_is_prepared_and_retry_nothing() -> None:
+    answers = {"a": [OperationReport(0, 0, PREPARED, 1), OperationReport(1, 0, RUNNING, 1)]}
+    commit, consume = agree(answers, LOST, 2)
+    assert commit.verdict is Verdict.COMMIT
+    assert consume.failure is not None and consume.failure.error == "TooFewPeersError"

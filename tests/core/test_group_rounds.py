@@ -71,7 +71,7 @@ def test_a_closed_connection_is_a_death() -> None:
 
 
 def test_the_survivors_answers_become_one_outcome_an_operation() -> None:
-    master = DrivenMaster().formed("a", "b", "c")
+    master = DrivenMaster().formed("a", "b", "c", max_world_size=3, min_world_size=2)
     master.dies("c")
     prepared = OperationReport(0, 4, OperationState.PREPARED, 1)
     running = OperationReport(1, 0, OperationState.RUNNING, 1)
@@ -83,8 +83,16 @@ def test_the_survivors_answers_become_one_outcome_an_operation() -> None:
         admitted_in=1,
         lost=(("c", EXITING),),
         outcomes=(Outcome(0, 4, Verdict.COMMIT, 1), Outcome(1, 0, Verdict.ABORT, 1)),
-        limits=(3, None),
+        limits=(2, 3),
     )
+
+
+def test_what_is_in_flight_below_the_minimum_fails_for_all() -> None:
+    master = DrivenMaster().formed("a", "b")
+    master.dies("b")
+    (_, decision) = master.answer("a", 1, OperationReport(0, 4, OperationState.RUNNING, 1))
+    (outcome,) = decision.message.outcomes
+    assert (outcome.verdict, outcome.failure.error) == (Verdict.CONSUME, "TooFewPeersError")
 
 
 def test_a_second_death_while_asking_shrinks_the_set_that_is_waited_for() -> None:
@@ -471,7 +479,8 @@ def test_what_a_master_decided_but_did_not_tell_is_caught_up_with() -> None:
     again.say("a", registering("a", 1, "a", "b", "c", frozen=True))
     assert again.say("b", registering("b", 1, "a", "b", "c", frozen=True))[1:] == asked("a", "b", boot=2)
     again.answer("a")
-    assert again.answer("b") == new_epoch(3, "a", "b", admitted_in=1, limits=(3, None))
+    lost = (("c", "it was lost while the master restarted"),)
+    assert again.answer("b") == new_epoch(3, "a", "b", admitted_in=1, lost=lost, limits=(3, None))
 
 
 # ------------------------------------------------------------------------------------------- silence, end to end

@@ -171,7 +171,7 @@ def late_joiners_form_a_second_group(patch: Patch) -> None:
         right(self, join, now)
         if self.phase is Phase.STEADY and len(self.room) >= join.min_world_size:
             joins = self.room.take(None)
-            members = tuple(simulation.Member(j.peer_id, j.host) for j in joins)
+            members = tuple(simulation.Member(j.peer_id, j.host, j.address) for j in joins)
             self._begin(members, admits=True, limits=(join.min_world_size, join.max_world_size))
 
     patch.setattr(Group, "join", join)
