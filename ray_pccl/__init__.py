@@ -11,9 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray_pccl.control.endpoint import Endpoint
+    from ray_pccl.descriptors import (
+        DataType,
+        DistributionHint,
+        QuantizationAlgorithm,
+        QuantizationOptions,
+        ReduceDescriptor,
+        ReduceInfo,
+        ReduceOp,
+        ReduceOpDescriptor,
+        ReduceOperandDescriptor,
+    )
     from ray_pccl.driver.master import start_master, stop_master
     from ray_pccl.errors import (
         AuthenticationError,
+        CollectiveMismatchError,
         GroupMismatchError,
         MasterError,
         MasterNotFoundError,
@@ -37,6 +49,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ray_pccl.peer.communicator import Communicator
+    from ray_pccl.peer.handles import Handle, Status
     from ray_pccl.peer.store import Store
     from ray_pccl.settings import Settings
     from ray_pccl.types import Attribute, Member, MembershipChange, MembershipEvent
@@ -46,9 +59,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Attribute",
     "AuthenticationError",
+    "CollectiveMismatchError",
     "Communicator",
+    "DataType",
+    "DistributionHint",
     "Endpoint",
     "GroupMismatchError",
+    "Handle",
     "MasterError",
     "MasterNotFoundError",
     "MasterStoppedError",
@@ -63,12 +80,20 @@ __all__ = [
     "PeerEvictedError",
     "PeerLostError",
     "ProtocolError",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
     "RankTakenError",
+    "ReduceDescriptor",
+    "ReduceInfo",
+    "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
     "RendezvousClosedError",
     "RendezvousError",
     "RendezvousTimeoutError",
     "Settings",
     "SettingsError",
+    "Status",
     "Store",
     "StoreError",
     "StoreTimeoutError",
@@ -82,11 +107,22 @@ __all__ = [
 _HOME_OF = {
     "Attribute": "types",
     "Communicator": "peer.communicator",
+    "DataType": "descriptors",
+    "DistributionHint": "descriptors",
     "Endpoint": "control.endpoint",
+    "Handle": "peer.handles",
     "Member": "types",
     "MembershipChange": "types",
     "MembershipEvent": "types",
+    "QuantizationAlgorithm": "descriptors",
+    "QuantizationOptions": "descriptors",
+    "ReduceDescriptor": "descriptors",
+    "ReduceInfo": "descriptors",
+    "ReduceOp": "descriptors",
+    "ReduceOpDescriptor": "descriptors",
+    "ReduceOperandDescriptor": "descriptors",
     "Settings": "settings",
+    "Status": "peer.handles",
     "Store": "peer.store",
     "start_master": "driver.master",
     "stop_master": "driver.master",

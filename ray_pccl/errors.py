@@ -116,6 +116,12 @@ class OperationTimeoutError(PCCLError, TimeoutError):
     calls: dict[str, str]
 
 
+class CollectiveMismatchError(PCCLError):
+    """Members called different operations under one tag. ``calls`` tells who called what. The group goes on."""
+
+    calls: dict[str, str]
+
+
 class StoreError(PCCLError):
     """The group's key-value store refused a request, such as ``add`` on a value that is no number."""
 

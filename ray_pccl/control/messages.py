@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ray_pccl.errors import PCCLError, error_named
 from ray_pccl.types import Member
 
 Round = tuple[int, int]
@@ -28,6 +29,13 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str
     text: str
     details: dict[str, Any] = {}
+
+
+def error_of(failure: Failure) -> PCCLError:
+    """The error that a failure describes."""
+    # The wire knows no tuples; errors promise them.
+    details = {name: tuple(value) if isinstance(value, list) else value for name, value in failure.details.items()}
+    return error_named(failure.error, failure.text, details)
 
 
 class VoteKind(Enum):

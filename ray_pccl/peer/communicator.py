@@ -11,24 +11,30 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
 from ray_pccl.errors import NotConnectedError, PCCLError, SettingsError, UsageError
+from ray_pccl.peer.collectives import Collectives
 from ray_pccl.peer.connection import MasterConnection
 from ray_pccl.peer.effects import Effect, Identity, View
 from ray_pccl.peer.events import EventQueue
 from ray_pccl.peer.host import host_id, supports_sentinel
+from ray_pccl.peer.ledger import Ledger
 from ray_pccl.peer.membership import ENDED, Membership, Standing
 from ray_pccl.peer.store import Store
 from ray_pccl.settings import Settings, check_timeout
 from ray_pccl.types import Attribute, MembershipEvent
 
+if TYPE_CHECKING:
+    from ray_pccl.peer.operations import Operations
+
 SENTINEL_PATIENCE_S = 2.0
 """How long `connect()` waits for the host's sentinel before it goes on without its word."""
 
 
-class Communicator:
+class Communicator(Collectives):
     """This process's membership in a peer group.
 
     Args:
@@ -69,7 +75,7 @@ class Communicator:
         self._connecting = False
         self._life = 0
         self._early_call = False
-        self._operations_entered = 0
+        self._running: Operations | None = None
         self._events = EventQueue()
         self._let_go = weakref.finalize(self, _abandon, None, self._events)
         self.store = Store(self._store_request, lambda: self._settings.store_timeout_s)
@@ -129,6 +135,9 @@ class Communicator:
     def _new_connection(
         self, endpoint: Endpoint, resolve: Callable[[], Endpoint] | None, life: int
     ) -> MasterConnection:
+        from ray_pccl.peer.operations import Operations
+        from ray_pccl.ring.plane import DataPlane
+
         minimum, maximum, rank = self._limits
         watched = self._settings.sentinel and supports_sentinel()
         with self._lock:
@@ -137,13 +146,17 @@ class Communicator:
             if self._used_peer_id:
                 self._peer_id = _new_peer_id()
             self._used_peer_id = True
-            identity = Identity(self._peer_id, self._group, host_id(), minimum, maximum, rank, watched)
-            membership = Membership(identity, self._settings, time.monotonic())
-            connection = MasterConnection(membership, endpoint, resolve, self._events.put)
+            ledger = Ledger()
+            plane = DataPlane.towards(endpoint, self._group, self._peer_id, ledger)
+            limits = (minimum, maximum, rank)
+            identity = Identity(self._peer_id, self._group, host_id(), *limits, watched, plane.address)
+            membership = Membership(identity, self._settings, time.monotonic(), ledger)
+            connection = MasterConnection(membership, endpoint, resolve, self._events.put, plane)
+            plane.start(connection.report_link)
             self._connection = connection
             # Before anyone can see that we are a member: a callback may be the first to call.
             self._early_call = True
-            self._operations_entered = 0
+            self._running = Operations(connection, plane)
             self._let_go.detach()
             self._let_go = weakref.finalize(self, _abandon, connection, self._events)
         return connection
@@ -152,8 +165,11 @@ class Communicator:
         """Leaves the group. The others go on in a new epoch. Does nothing if not connected."""
         self._life += 1
         connection, self._connection = self._connection, None
+        running, self._running = self._running, None
         if connection is not None and self._pid == os.getpid():
             connection.close()
+        if running is not None:
+            running.close()
         self._events.close()
 
     def __enter__(self) -> Communicator:
@@ -226,7 +242,7 @@ class Communicator:
             PeerEvictedError, MasterStoppedError, MasterUnreachableError: The vote can't be held.
         """
         early, self._early_call = self._early_call, False
-        if early and not self._operations_entered:
+        if early and not self._operations().entered:
             self._view()
             return
         self._vote(VoteKind.UPDATE_TOPOLOGY, self._settings.op_timeout_s if timeout is None else timeout)
@@ -277,6 +293,11 @@ class Communicator:
         if connection is None:
             raise NotConnectedError(f"not connected to group {self._group!r}: call connect() first")
         return connection
+
+    def _operations(self) -> Operations:
+        self._view()  # says why there are none
+        assert self._running is not None
+        return self._running
 
     def _view(self) -> View:
         membership = self._connected().membership

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Beat, FromMaster
@@ -27,7 +27,7 @@ from ray_pccl.peer.link import Link
 from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.peer.sentinel import Hello
 from ray_pccl.peer.watch import SentinelWatch
-from ray_pccl.types import MembershipEvent
+from ray_pccl.types import Member, MembershipEvent
 
 log = logging.getLogger("ray_pccl.peer")
 
@@ -42,6 +42,19 @@ LAST_WORDS_S = 1.0
 """How long the end of a connection may take, for what was said last to leave."""
 
 
+class Plane(Protocol):
+    """What the connection tells the data plane."""
+
+    def follow(self, epoch: int, rank: int, members: tuple[Member, ...]) -> None:
+        """A new epoch was decided."""
+
+    def end(self, error: PCCLError) -> None:
+        """The membership is over."""
+
+    def close(self) -> None:
+        """Nothing is needed of it any more."""
+
+
 class MasterConnection:
     """A peer's thread: dials, beats, receives, and ends waits."""
 
@@ -51,8 +64,11 @@ class MasterConnection:
         endpoint: Endpoint,
         resolve: Callable[[], Endpoint] | None,
         tell: Callable[[MembershipEvent], None],
+        plane: Plane | None = None,
     ) -> None:
         self.membership = membership
+        self._plane = plane
+        self._followed = 0
         self._endpoint = endpoint
         self._resolve = resolve
         self._tell = tell
@@ -162,6 +178,8 @@ class MasterConnection:
             self._loop.run_until_complete(self._live())
         finally:
             self._fail_all()
+            if self._plane is not None:
+                self._plane.close()
             self._loop.close()
             _live.discard(self)
 
@@ -251,8 +269,30 @@ class MasterConnection:
                         self._tell(event)
                     except Exception:  # what only callbacks wanted to know must not keep calls from their results
                         log.exception("%s could not be told", event)
+        self._guide_plane()
         if self.membership.standing in ENDED:
             self._over.set()
+
+    def _guide_plane(self) -> None:
+        """Lets the data plane follow: a new epoch, or the end."""
+        plane, view = self._plane, self.membership.view
+        if plane is None:
+            return
+        if self.membership.ending is not None:
+            plane.end(self.membership.ending)
+        elif view.epoch != self._followed:
+            self._followed = view.epoch
+            plane.follow(view.epoch, view.rank, view.members)
+
+    def report_link(self, epoch: int, other: str) -> None:
+        """The data plane's link to a member broke. From any thread."""
+
+        def on_loop() -> None:
+            if self.membership.standing is Standing.MEMBER and self.membership.view.epoch == epoch:
+                self._apply(self.membership.link_broken(other))
+
+        with contextlib.suppress(PCCLError):
+            self._submit(on_loop)
 
     def _leave(self) -> None:
         self._apply(self.membership.leave())
@@ -271,6 +311,8 @@ class MasterConnection:
             self.membership.give_up(error)
             unheard = [started for _, started in self._inbox if started is not None]
             self._inbox.clear()
+        if self._plane is not None:
+            self._plane.end(error)
         for future in [*unheard, *self._calls.values()]:
             if not future.done():
                 future.set_exception(error)

@@ -35,6 +35,10 @@ class Operation:
     root: str = ""
 
 
+def _always() -> bool:
+    return True
+
+
 def _nothing_published() -> Iterable[Key]:
     return ()
 
@@ -57,14 +61,27 @@ class Ledger:
 
     def enter(self, tag: int, epoch: int, now: float, *, retry: bool = True, root: str = "") -> Key:
         """The peer begins the next operation of this tag. It may have been consumed before: see its state."""
+        return self.begin(tag, epoch, now, retry=retry, root=root)[0]
+
+    def begin(self, tag: int, epoch: int, now: float, *, retry: bool, root: str) -> tuple[Key, Operation]:
+        """Like `enter`, with the operation itself, whose state tells what becomes of it."""
         with self._lock:
             self._require_thawed(now)
             number = self._numbers.get(tag, 0)
             self._numbers[tag] = number + 1
             key = tag, number
-            if key not in self.operations:
-                self.operations[key] = Operation(_RUNNING, epoch, retry, None, root)
-            return key
+            operation = self.operations.get(key)
+            if operation is None:
+                operation = self.operations[key] = Operation(_RUNNING, epoch, retry, None, root)
+            return key, operation
+
+    def again(self, key: Key, epoch: int, now: float) -> None:
+        """The peer begins an aborted operation anew, with the members of this epoch."""
+        with self._lock:
+            self._require_thawed(now)
+            operation = self.operations[key]
+            if operation.state is _RUNNING:
+                operation.epoch = epoch
 
     def prepare(self, key: Key, now: float) -> None:
         """The peer holds its full result."""
@@ -75,15 +92,21 @@ class Ledger:
                 raise PCCLError(f"operation {key} has failed: it can't be prepared")
             operation.state = _PREPARED
 
-    def commit(self, key: Key, now: float) -> None:
-        """The peer heard *prepared* from all members. All of them are past the one before it (R2)."""
+    def commit(self, key: Key, now: float, stands: Callable[[], bool] = _always) -> bool:
+        """The peer heard *prepared* from all members. All of them are past the one before it (R2).
+
+        `stands` is asked last, under the lock: what it doubts does not commit, and the answer is False.
+        """
         with self._lock:
             self._require_thawed(now)
+            if not stands():
+                return False
             operation = self.operations[key]
             if operation.state is _FAILED:
                 raise PCCLError(f"operation {key} has failed: it can't commit")
             operation.state = _COMMITTED
             self.operations.pop((key[0], key[1] - 1), None)
+            return True
 
     def fail(self, key: Key, failure: Failure, now: float) -> None:
         """The operation failed for good. Only one that is not prepared may refuse alone (R3)."""
@@ -157,8 +180,11 @@ class Ledger:
         key = (outcome.tag, outcome.number)
         operation = self.operations.get(key)
         if outcome.verdict is Verdict.CONSUME:
-            if operation is None or operation.state is not _COMMITTED:
+            if operation is None:
                 self.operations[key] = Operation(_FAILED, outcome.epoch, retry=False, failure=outcome.failure)
+            elif operation.state is not _COMMITTED:
+                operation.state, operation.failure = _FAILED, outcome.failure
+                operation.epoch, operation.retry = outcome.epoch, False
         elif operation is None or operation.state in (_COMMITTED, _FAILED):
             return
         elif outcome.verdict is Verdict.COMMIT:

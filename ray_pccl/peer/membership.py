@@ -19,7 +19,6 @@ from ray_pccl.control.messages import (
     Beat,
     Decide,
     Evicted,
-    Failure,
     Farewell,
     FromMaster,
     Join,
@@ -46,6 +45,7 @@ from ray_pccl.control.messages import (
     VoteServed,
     Welcome,
     Withdraw,
+    error_of,
 )
 from ray_pccl.errors import (
     MasterStoppedError,
@@ -57,7 +57,6 @@ from ray_pccl.errors import (
     ProtocolError,
     RendezvousTimeoutError,
     UsageError,
-    error_named,
 )
 from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell, View
 from ray_pccl.peer.ledger import Ledger
@@ -95,12 +94,12 @@ class _Call:
 class Membership:
     """The machine. Every method that changes something returns the effects to carry out, in order."""
 
-    def __init__(self, identity: Identity, settings: Settings, now: float) -> None:
+    def __init__(self, identity: Identity, settings: Settings, now: float, ledger: Ledger | None = None) -> None:
         self.identity = identity
         self.settings = settings
         self.standing = Standing.JOINING
         self.view = View()
-        self.ledger = Ledger()
+        self.ledger = Ledger() if ledger is None else ledger
         self.ending: PCCLError | None = None
         """Why the peer is no member any more."""
         self.boot = 0
@@ -302,13 +301,13 @@ class Membership:
             case VoteServed(kind, count):
                 return self._settle_votes({kind.value: count})
             case VoteFailed(kind, failure):
-                return [Fail(kind, _error(failure))] if self._votes.pop(kind, None) else []
+                return [Fail(kind, error_of(failure))] if self._votes.pop(kind, None) else []
             case Reply():
                 return self._replied(message)
             case News(change, peer_id, reason):
                 return [self._tell(MembershipChange(change), peer_id, reason)]
             case Refused(failure):
-                return self._end(Standing.REFUSED, _error(failure))
+                return self._end(Standing.REFUSED, error_of(failure))
             case Evicted(reason):
                 return self._evicted(reason)
             case Stopped(reason):
@@ -447,9 +446,3 @@ class Membership:
     def _tell(self, change: MembershipChange, peer_id: str | None = None, reason: str = "") -> Tell:
         members = tuple(member.peer_id for member in self.view.members)
         return Tell(MembershipEvent(change, self.identity.group, self.view.epoch, peer_id, reason, members))
-
-
-def _error(failure: Failure) -> PCCLError:
-    # The wire knows no tuples; errors promise them.
-    details = {name: tuple(value) if isinstance(value, list) else value for name, value in failure.details.items()}
-    return error_named(failure.error, failure.text, details)

@@ -1,0 +1,369 @@
+"""The collectives, as a user calls them: arguments in, a committed result or an error out, retries in between."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ray_pccl.control.messages import Failure, OperationState, VoteKind, error_of
+from ray_pccl.descriptors import (
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+)
+from ray_pccl.errors import MasterUnreachableError, OperationTimeoutError, PCCLError, UsageError
+from ray_pccl.peer.connection import MasterConnection
+from ray_pccl.peer.handles import Handle, Workers
+from ray_pccl.peer.ledger import FrozenError, Key, Operation
+from ray_pccl.peer.requests import Request, check_tag
+from ray_pccl.ring import fault_points
+from ray_pccl.ring.collect import collect
+from ray_pccl.ring.header import Kind
+from ray_pccl.ring.plane import DataPlane
+from ray_pccl.ring.programs import as_bytes
+from ray_pccl.ring.messaging import Transfer
+from ray_pccl.ring.shared import Host, SharedAttempt, slots
+from ray_pccl.ring.task import Attempt, Epoch, RefusedError
+from ray_pccl.ring.tensors import as_input, as_output
+from ray_pccl.settings import check_timeout
+
+_LOOK_S = 0.05
+_RUNNING, _PREPARED = OperationState.RUNNING, OperationState.PREPARED
+_COMMITTED, _FAILED = OperationState.COMMITTED, OperationState.FAILED
+
+
+class Operations:
+    """All operations of one membership: from `connect()` to `close()` or eviction."""
+
+    def __init__(self, connection: MasterConnection, plane: DataPlane) -> None:
+        self._connection = connection
+        self._membership = connection.membership
+        self._plane = plane
+        self._workers = Workers()
+        self._tags: set[int] = set()
+        self._lock = threading.Lock()
+        self.entered = 0
+        """How many operations were begun."""
+
+    def close(self) -> None:
+        """Ends the threads, once their operations have failed."""
+        self._workers.close()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    @staticmethod
+    def all_reduce(
+        send: Any,
+        recv: Any,
+        op: ReduceOp,
+        tag: int,
+        operand: ReduceOperandDescriptor | None,
+        quantization: QuantizationOptions | None,
+        *,
+        retry: bool,
+    ) -> Request:
+        """The request of an all-reduce; without `recv` it is in place."""
+        given = as_input(send)
+        target = as_output(send if recv is None else recv)
+        return Request(
+            Kind.ALL_REDUCE, given, target, tag=tag, op=op, retry=retry, quantization=quantization, operand=operand
+        )
+
+    def _reduction(self, descriptor: ReduceOpDescriptor) -> Request:
+        what = descriptor.reduce_descriptor
+        operand, quantization = what.operand_descriptor, what.quantization_options
+        return self.all_reduce(descriptor.send, descriptor.recv, what.op, what.tag, operand, quantization, retry=True)
+
+    def reduce(self, send: Any, recv: Any, *, op: ReduceOp, root: int, tag: int, retry: bool) -> Request:
+        """The request of a reduce: in place at a root that has no `recv`."""
+        if recv is None and self._is_root(root):
+            recv = send
+        return self.request("REDUCE", send, recv, op=op, root=root, tag=tag, retry=retry)
+
+    def broadcast(self, tensor: Any, *, root: int, tag: int, retry: bool) -> Request:
+        """The request of a broadcast: the tensor is an input at the root, and an output elsewhere."""
+        if self._is_root(root):
+            return self.request("BROADCAST", tensor, None, root=root, tag=tag, retry=retry)
+        return self.request("BROADCAST", None, tensor, root=root, tag=tag, retry=retry)
+
+    def _is_root(self, root: int) -> bool:
+        return root == self._membership.view.rank
+
+    @staticmethod
+    def request(kind: str, send: Any, recv: Any, **given: Any) -> Request:
+        """The request of any other collective."""
+        return Request(
+            Kind[kind],
+            as_input(send) if send is not None else None,
+            as_output(recv) if recv is not None else None,
+            **given,
+        )
+
+    # ---------------------------------------------------------------------------------------------- starting
+
+    def run(self, request: Request, timeout: float | None) -> ReduceInfo:
+        """Runs a request in this thread."""
+        patience = self._patience(timeout)
+        self._claim(request.tag)
+        try:
+            return self._execute(request, patience, behind=False)
+        finally:
+            self._tags.discard(request.tag)
+
+    def start(self, request: Request, timeout: float | None) -> Handle:
+        """Runs a request behind the caller's back."""
+        patience = self._patience(timeout)
+        self._claim(request.tag)
+        handle = Handle()
+
+        def execute() -> ReduceInfo:
+            try:
+                return self._execute(request, patience, behind=True)
+            finally:
+                self._tags.discard(request.tag)
+
+        self._workers.submit(lambda: handle.run(execute))
+        return handle
+
+    def _patience(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self._membership.settings.op_timeout_s
+        return check_timeout(timeout, "an operation")
+
+    def _claim(self, tag: int) -> None:
+        self.entered += 1
+        with self._lock:
+            if tag in self._tags:
+                raise UsageError(f"an operation with tag {tag} is in flight already: use another tag, or wait for it")
+            self._tags.add(tag)
+
+    # ---------------------------------------------------------------------------------------------- executing
+
+    def _execute(self, request: Request, patience: float, *, behind: bool) -> ReduceInfo:
+        ledger = self._membership.ledger
+        key: Key | None = None
+        operation: Operation | None = None
+        while True:
+            epoch, host = self._await_epoch(patience)
+            now = time.monotonic()
+            try:
+                if key is None:
+                    if epoch.size < self._membership.view.min_world_size:
+                        self._await_minimum()
+                        continue
+                    request.settle_root(epoch)
+                    key, operation = ledger.begin(
+                        request.tag, epoch.number, now, retry=request.retry, root=request.root_id
+                    )
+                else:
+                    fault_points.reach("before_retry")
+                    ledger.again(key, epoch.number, now)
+            except FrozenError:
+                continue
+            assert operation is not None
+            if operation.state is _FAILED:
+                raise _failed(operation)
+            info = self._try(request, key, operation, epoch, host, now + patience, behind=behind)
+            if info is not None:
+                return info
+
+    def _await_minimum(self) -> None:
+        patience = self._membership.settings.join_timeout_s
+        self._connection.call(lambda now: self._membership.vote(VoteKind.AWAIT_MINIMUM, patience, now))
+
+    def _await_epoch(self, patience: float) -> tuple[Epoch, Host | None]:
+        settings = self._membership.settings
+        deadline = time.monotonic() + patience + settings.master_timeout_s
+        try:
+            return self._plane.await_ready(deadline)
+        except TimeoutError:
+            raise OperationTimeoutError(
+                f"the members of group {self._membership.identity.group!r} were not linked in time", calls={}
+            ) from None
+
+    def _try(
+        self,
+        request: Request,
+        key: Key,
+        operation: Operation,
+        epoch: Epoch,
+        host: Host | None,
+        deadline: float,
+        *,
+        behind: bool,
+    ) -> ReduceInfo | None:
+        """One attempt. None: it was aborted, and is to be tried again in the next epoch."""
+        plane, ledger = self._plane, self._membership.ledger
+        try:
+            task = request.task(epoch)
+        except RefusedError as refused:
+            return self._refuse(key, operation, epoch, refused)
+        if epoch.size == 1:
+            try:
+                ledger.commit(key, time.monotonic())
+            except FrozenError:
+                self._await_decision(operation)
+                return None
+            request.alone()
+            return ReduceInfo(0, 0, 1, epoch.members)
+        attempt = plane.attempt(task, key, epoch, host, task.header.pack(), deadline)
+        try:
+            try:
+                plane.run(attempt, behind=behind)
+            except FrozenError:
+                if self._await_decision(operation) is not _COMMITTED:
+                    return None
+                self._resolve(attempt)
+            except RefusedError as refused:
+                return self._refuse(key, operation, epoch, refused)
+            except (KeyboardInterrupt, SystemExit):
+                self._interrupted(attempt, operation)
+                raise
+            request.finish(keeps=task.out is not None)
+        finally:
+            plane.leave(attempt)
+        return ReduceInfo(attempt.tx, attempt.rx, epoch.size, epoch.members)
+
+    def _resolve(self, attempt: Attempt) -> None:
+        """The master decided that it commits: every survivor has its result, or all it needs to make it (R8)."""
+        if isinstance(attempt, SharedAttempt) and attempt.publishes and not attempt.prepared:
+            collect(attempt.task, attempt.epoch.rank, slots(attempt))
+
+    def _refuse(self, key: Key, operation: Operation, epoch: Epoch, refused: RefusedError) -> None:
+        """Fails for good, and has everyone else fail the same way."""
+        try:
+            self._membership.ledger.fail(key, refused.failure, time.monotonic())
+        except FrozenError:
+            self._await_decision(operation)
+            return
+        except PCCLError:
+            raise _failed(operation) from None  # another was faster
+        self._plane.refuse(key, epoch, refused.failure)
+        raise error_of(refused.failure)
+
+    def _interrupted(self, attempt: Attempt, operation: Operation) -> None:
+        """The caller gives up: if it still may, for everyone; if not, the others have what they need to commit."""
+        if isinstance(attempt, SharedAttempt) and attempt.at >= 0 and not attempt.withdraw():
+            with contextlib.suppress(FrozenError):  # frozen: it counts as prepared
+                attempt.commit_now()
+            return
+        me = attempt.epoch.members[attempt.epoch.rank]
+        failure = Failure("OperationTimeoutError", f"peer {me} was interrupted in the operation", {"calls": {}})
+        with contextlib.suppress(PCCLError):
+            self._refuse(attempt.key, operation, attempt.epoch, RefusedError(failure))
+        self._plane.stop(attempt, error_of(failure))
+
+    def _await_decision(self, operation: Operation) -> OperationState:
+        """What became of an operation whose epoch froze. Raises its error if it was consumed."""
+        ledger, membership = self._membership.ledger, self._membership
+
+        def decided() -> bool:
+            return operation.state in (_COMMITTED, _FAILED) or not ledger.frozen
+
+        while not decided():
+            self._plane.wait_changed(_LOOK_S, decided)
+            silence = time.monotonic() - membership.last_heard
+            if silence >= membership.settings.master_timeout_s and not decided():
+                raise MasterUnreachableError(
+                    f"an operation of group {membership.identity.group!r} was interrupted by a loss, and the master, who "
+                    f"has to decide what becomes of it, was not heard for {silence:.1f} s"
+                )
+        if operation.state is _FAILED:
+            raise _failed(operation)
+        return operation.state
+
+    # ------------------------------------------------------------------------------------------ point to point
+
+    def message(self, tensor: Any, rank: int, tag: int, timeout: float | None, *, sends: bool) -> Callable[[], ReduceInfo]:
+        """Posts a message to or from a rank of the present epoch; what is returned waits for it."""
+        patience = self._patience(timeout)
+        operand = as_input(tensor, "send") if sends else as_output(tensor, "recv")
+        epoch, _ = self._await_epoch(patience)
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < epoch.size or rank == epoch.rank:
+            name = "dest" if sends else "source"
+            raise UsageError(f"{name} is another rank from 0 to {epoch.size - 1}, not {rank!r}")
+        about = f"{operand.count} elements of {operand.datatype.name}"
+        way = (epoch.members[rank], check_tag(tag))
+        transfer = Transfer(way, as_bytes(operand.array), about, time.monotonic() + patience)
+        messages = self._plane.messages
+        post = messages.post_send if sends else messages.post_receive
+        self.entered += 1
+        self._plane.call(lambda: post(transfer))
+
+        def wait() -> ReduceInfo:
+            while not transfer.ended.wait(1.0):
+                if self._plane.ending is not None:
+                    transfer.end(self._plane.ending)
+            if transfer.error is not None:
+                raise transfer.error
+            if not sends:
+                operand.store()
+            moved = len(transfer.memory)
+            ends = (epoch.members[epoch.rank] if sends else way[0],)
+            return ReduceInfo(moved if sends else 0, 0 if sends else moved, epoch.size, ends)
+
+        return wait
+
+    def start_message(self, tensor: Any, rank: int, tag: int, timeout: float | None, *, sends: bool) -> Handle:
+        """Posts a message, and waits for it behind the caller's back."""
+        wait = self.message(tensor, rank, tag, timeout, sends=sends)
+        handle = Handle()
+        self._workers.submit(lambda: handle.run(wait))
+        return handle
+
+    # ------------------------------------------------------------------------------------------------- many
+
+    def reduce_many(self, descriptors: Iterable[ReduceOpDescriptor], max_in_flight: int) -> ReduceInfo:
+        """All-reduces, at most so many at a time, each retried until it commits."""
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
+            raise UsageError(f"max_in_flight is 1 or more, not {max_in_flight!r}")
+        waiting = list(descriptors)
+        requests = [self._reduction(descriptor) for descriptor in waiting]
+        tags = [request.tag for request in requests]
+        if len(set(tags)) != len(tags):
+            raise UsageError("every descriptor needs a tag of its own: operations in flight together pair by tag")
+        flying: list[Handle] = []
+        infos: list[ReduceInfo] = []
+        error: BaseException | None = None
+        for request in requests:
+            if len(flying) >= max_in_flight:
+                error = _collect(flying.pop(0), infos) or error
+            if error is not None:
+                break
+            flying.append(self.start(request, None))
+        for handle in flying:
+            error = _collect(handle, infos) or error
+        if error is not None:
+            raise error
+        if not infos:
+            epoch = self._membership.view
+            members = tuple(member.peer_id for member in epoch.members)
+            return ReduceInfo(0, 0, len(members), members)
+        fewest = min(infos, key=lambda info: info.world_size)
+        return ReduceInfo(
+            sum(info.tx_bytes for info in infos),
+            sum(info.rx_bytes for info in infos),
+            fewest.world_size,
+            fewest.contributors,
+        )
+
+
+def _collect(handle: Handle, infos: list[ReduceInfo]) -> BaseException | None:
+    ok, _, info = handle.wait()
+    if ok and info is not None:
+        infos.append(info)
+        return None
+    return handle.exception()
+
+
+def _failed(operation: Operation) -> PCCLError:
+    if operation.failure is None:
+        return PCCLError("the operation failed, and nobody said why")
+    return error_of(operation.failure)
+
+

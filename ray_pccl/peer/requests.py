@@ -1,0 +1,173 @@
+"""One call of the user, made into a task for the epoch in which it is tried."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ray_pccl.control.messages import Failure
+from ray_pccl.descriptors import (
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceOp,
+    ReduceOperandDescriptor,
+)
+from ray_pccl.errors import UsageError
+from ray_pccl.ring.header import NO_ROOT, Header, Kind
+from ray_pccl.ring.kernels import check_reducible
+from ray_pccl.ring.quantization import quantizer
+from ray_pccl.ring.segment import TAG_MASK
+from ray_pccl.ring.task import Array, Epoch, RefusedError, Task
+from ray_pccl.ring.tensors import Operand, overlaps
+
+_TIMES_RECV = (Kind.ALL_GATHER, Kind.GATHER)
+_TIMES_SEND = (Kind.REDUCE_SCATTER, Kind.SCATTER)
+_ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
+_PLAIN = QuantizationOptions()
+
+
+class Request:
+    """What the user asked for. It outlives epochs: the root is a peer, resolved once (R9)."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        send: Operand | None,
+        recv: Operand | None,
+        *,
+        tag: int,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = NO_ROOT,
+        retry: bool = False,
+        quantization: QuantizationOptions | None = None,
+        operand: ReduceOperandDescriptor | None = None,
+    ) -> None:
+        self.kind = kind
+        self.send = send
+        self.recv = recv
+        self.tag = check_tag(tag)
+        self.retry = retry and not kind.follows_world
+        self._op = op
+        self._root = root
+        self.root_id = ""
+        self._options = _PLAIN if quantization is None else quantization
+        known = send if send is not None else recv
+        self._datatype = known.datatype if known is not None else None
+        self._result: Array | None = None
+        self._check(operand)
+
+    def _check(self, operand: ReduceOperandDescriptor | None) -> None:
+        send, recv, datatype = self.send, self.recv, self._datatype
+        if datatype is None:
+            return
+        if self.kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
+            if not isinstance(self._op, ReduceOp):
+                raise UsageError(f"op is a ReduceOp, such as ReduceOp.SUM, not {self._op!r}")
+            check_reducible(self._op, datatype)
+            if self._options.algorithm is not QuantizationAlgorithm.NONE:
+                if self.kind is Kind.REDUCE_SCATTER:
+                    raise UsageError("reduce_scatter does not quantise: use all_reduce")
+                quantizer(self._options, datatype)
+        if operand is not None and operand.datatype is not datatype:
+            raise UsageError(
+                f"the operand_descriptor says {operand.datatype.name}, but the tensor is {datatype.name}"
+            )
+        if send is not None and recv is not None:
+            if send.datatype is not recv.datatype:
+                raise UsageError(f"send is {send.datatype.name}, but recv is {recv.datatype.name}")
+            if self.kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.ALL_TO_ALL) and send.count != recv.count:
+                raise UsageError(f"send has {send.count} elements, but recv has {recv.count}")
+
+    def settle_root(self, epoch: Epoch) -> None:
+        """Finds out which peer the root is."""
+        if self._root == NO_ROOT:
+            return
+        if isinstance(self._root, bool) or not isinstance(self._root, int) or not 0 <= self._root < epoch.size:
+            raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
+        self.root_id = epoch.members[self._root]
+
+    def task(self, epoch: Epoch) -> Task:
+        """The task in this epoch. `RefusedError` for tensors that do not fit the world: everyone is told."""
+        root = epoch.members.index(self.root_id) if self.root_id else NO_ROOT
+        is_root = root == epoch.rank
+        count = self._count(epoch, is_root=is_root)
+        none = self._options.algorithm is QuantizationAlgorithm.NONE
+        datatype = self._datatype
+        header = Header(
+            self.kind,
+            count,
+            *(() if datatype is None else (datatype,)),
+            op=self._op,
+            algorithm=self._options.algorithm,
+            quantized=DataType.UINT8 if none else self._options.quantized_datatype,
+            retry=self.retry,
+            root=root,
+        )
+        sends = self.kind is not Kind.BROADCAST or is_root
+        keeps = self.kind not in (Kind.REDUCE, Kind.GATHER) or is_root
+        keeps = keeps and not (self.kind is Kind.BROADCAST and is_root)
+        send = self.send.array if self.send is not None and sends else None
+        return Task(header, send, self._out() if keeps else None)
+
+    def _count(self, epoch: Epoch, *, is_root: bool) -> int:
+        send, recv, kind, size = self.send, self.recv, self.kind, epoch.size
+        if kind is Kind.BARRIER:
+            return 0
+        if kind in _TIMES_RECV and (is_root or kind is Kind.ALL_GATHER):
+            if send is not None and (recv is None or recv.count != size * send.count):
+                raise self._unfit(epoch, "recv", recv, size * send.count)
+        elif kind in _TIMES_SEND and (is_root or kind is Kind.REDUCE_SCATTER):
+            if recv is not None and (send is None or send.count != size * recv.count):
+                raise self._unfit(epoch, "send", send, size * recv.count)
+        elif kind is Kind.ALL_TO_ALL:
+            assert send is not None
+            if send.count % size:
+                raise self._unfit(epoch, "send", send, -(-send.count // size) * size)
+            return send.count // size
+        elif kind is Kind.REDUCE and is_root and recv is None:
+            raise self._unfit(epoch, "recv", None, send.count if send is not None else 0)
+        if kind in _TIMES_SEND:
+            assert recv is not None
+            return recv.count
+        known = send if send is not None else recv
+        assert known is not None
+        return known.count
+
+    def _unfit(self, epoch: Epoch, what: str, operand: Operand | None, due: int) -> RefusedError:
+        has = "none" if operand is None else f"{operand.count} elements"
+        text = (
+            f"{self.kind.name.lower()} of {epoch.size} peers needs {what} of {due} elements on peer "
+            f"{epoch.members[epoch.rank]} (rank {epoch.rank}), which has {has}"
+        )
+        return RefusedError(Failure("UsageError", text))
+
+    def _out(self) -> Array | None:
+        recv = self.recv
+        if recv is None:
+            return None
+        if self.send is None or recv.staged or self.kind is Kind.BROADCAST or not overlaps(self.send, recv):
+            return recv.array
+        if self._result is None:
+            self._result = np.empty_like(recv.array)
+        return self._result
+
+    def finish(self, *, keeps: bool) -> None:
+        """The operation has committed: brings the result to the user's tensor."""
+        if self.recv is not None and keeps:
+            if self._result is not None:
+                np.copyto(self.recv.array, self._result)
+            self.recv.store()
+
+    def alone(self) -> None:
+        """The result in a world of one."""
+        send, recv = self.send, self.recv
+        if send is not None and recv is not None and self.kind is not Kind.BROADCAST:
+            np.copyto(recv.array, send.array)
+            recv.store()
+
+
+def check_tag(tag: int) -> int:
+    """A tag is a number that fits the board."""
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < TAG_MASK:
+        raise UsageError(f"a tag is a whole number from 0 to {TAG_MASK - 1}, not {tag!r}")
+    return tag

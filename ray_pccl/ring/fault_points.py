@@ -1,0 +1,33 @@
+"""Named points in the commit protocol at which a test can strike. They cost one comparison when nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+NAMES = (
+    "before_publish",
+    "published",
+    "reading_slots",
+    "before_commit",
+    "round",
+    "prepared",
+    "told_prepared",
+    "committed",
+    "frozen",
+    "answered",
+    "decided",
+    "before_retry",
+)
+_strike: Callable[[str], None] | None = None
+
+
+def install(strike: Callable[[str], None] | None) -> None:
+    """Has `strike` called with the name of every point that is reached, in whichever thread; None ends it."""
+    global _strike  # noqa: PLW0603
+    _strike = strike
+
+
+def reach(name: str) -> None:
+    """The code has come to this point."""
+    if _strike is not None:
+        _strike(name)

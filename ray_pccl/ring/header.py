@@ -1,0 +1,84 @@
+"""What an operation is: the same on every member, or an error on all of them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ray_pccl.descriptors import DataType, QuantizationAlgorithm, ReduceOp
+
+HEADER = struct.Struct("<BBBBBBHqq")
+HEADER_BYTES = HEADER.size
+NO_ROOT = -1
+
+
+class Kind(IntEnum):
+    """The collectives."""
+
+    ALL_REDUCE = 1
+    REDUCE = 2
+    BROADCAST = 3
+    BARRIER = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    ALL_TO_ALL = 7
+    GATHER = 8
+    SCATTER = 9
+
+    @property
+    def follows_world(self) -> bool:
+        """Whether its shape changes with the world, so that it can't be retried with fewer (R9)."""
+        return self >= Kind.ALL_GATHER
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One operation, as every member has to state it. `root` is a rank of the epoch, or -1."""
+
+    kind: Kind
+    count: int = 0
+    datatype: DataType = DataType.UINT8
+    op: ReduceOp = ReduceOp.SUM
+    algorithm: QuantizationAlgorithm = QuantizationAlgorithm.NONE
+    quantized: DataType = DataType.UINT8
+    retry: bool = True
+    root: int = NO_ROOT
+
+    def pack(self) -> bytes:
+        """Its bytes: equal if and only if the headers are."""
+        kinds = (self.kind, self.datatype.value, self.op.value, self.algorithm.value, self.quantized.value)
+        return HEADER.pack(*kinds, self.retry, 0, self.count, self.root)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.kind is not Kind.BARRIER:
+            parts += [f"count={self.count}", f"datatype={self.datatype.name}"]
+        if self.kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
+            parts.append(f"op={self.op.name}")
+        if self.algorithm is not QuantizationAlgorithm.NONE:
+            parts.append(f"quantization={self.algorithm.name} {self.quantized.name}")
+        if self.root != NO_ROOT:
+            parts.append(f"root={self.root}")
+        if not self.kind.follows_world:
+            parts.append(f"retry={self.retry}")
+        return f"{self.kind.name.lower()}({', '.join(parts)})"
+
+
+def describe(packed: bytes) -> str:
+    """The text of a header that another member sent; of one that makes no sense, its bytes."""
+    try:
+        kind, datatype, op, algorithm, quantized, retry, _, count, root = HEADER.unpack(packed)
+        header = Header(
+            Kind(kind),
+            count,
+            DataType(datatype),
+            ReduceOp(op),
+            QuantizationAlgorithm(algorithm),
+            DataType(quantized),
+            bool(retry),
+            root,
+        )
+    except (ValueError, struct.error):
+        return f"an unknown operation ({packed.hex()})"
+    return str(header)

@@ -1,0 +1,163 @@
+"""One attempt over links: everyone enters, data moves, everyone is prepared. Lives in the mesh's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from ray_pccl.errors import ProtocolError
+from ray_pccl.ring import fault_points
+from ray_pccl.ring.link import Link
+from ray_pccl.ring.programs import program_for
+from ray_pccl.ring.task import Attempt
+from ray_pccl.ring.wire import PIECE_BYTES, Frame, Type
+
+
+class LinkedAttempt:
+    """Drives a program by the frames that arrive, and tells the others how far this rank is."""
+
+    def __init__(
+        self, attempt: Attempt, links: Mapping[int, Link], flush: Callable[[Link], None], ended: Callable[[], None]
+    ) -> None:
+        self.attempt = attempt
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._links = links
+        self._flush = flush
+        self._on_end = ended
+        self._entered: set[int] = {attempt.epoch.rank}
+        self._heard: set[int] = set()
+        self._held: dict[int, list[tuple[Frame, memoryview]]] = {}
+        self._headers: dict[int, bytes] = {}
+        self._scratch = memoryview(b"")
+        self._program = program_for(attempt.task, attempt.epoch, self)
+
+    # ------------------------------------------------------------------------------------------ for the program
+
+    def send(self, rank: int, slot: int, offset: int, view: memoryview) -> None:
+        """Sends memory in pieces, once the receiver has entered."""
+        epoch, (tag, number) = self.attempt.epoch.number, self.attempt.key
+        for start in range(0, view.nbytes, PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            frame = Frame(Type.DATA, piece.nbytes, epoch, tag, number, slot, offset + start)
+            if rank in self._entered:
+                self._links[rank].send_data(frame, piece, self)
+            else:
+                self._held.setdefault(rank, []).append((frame, piece))
+        self.attempt.tx += view.nbytes
+        if rank in self._entered:
+            self._flush(self._links[rank])
+
+    def scratch(self, length: int) -> memoryview:
+        """Memory for one piece."""
+        if len(self._scratch) < length:
+            self._scratch = memoryview(bytearray(length))
+        return self._scratch[:length]
+
+    # -------------------------------------------------------------------------------------------- what happens
+
+    def begin(self, early: Mapping[int, bytes]) -> None:
+        """Enters: tells all, and takes into account who was faster."""
+        if self._stopped():
+            return
+        self._tell(Type.ENTER, self.attempt.packed)
+        try:
+            self._program.begin()
+        except Exception as error:
+            self.end(error)
+            return
+        for rank, header in early.items():
+            self.enter(rank, header)
+        self._advance()
+
+    def enter(self, rank: int, header: bytes) -> None:
+        """Another member has entered."""
+        if self.ended.is_set():
+            return
+        self._headers[rank] = header
+        if header != self.attempt.packed:
+            self.end(self.attempt.mismatch(rank, header))
+            return
+        self._entered.add(rank)
+        for frame, piece in self._held.pop(rank, ()):
+            self._links[rank].send_data(frame, piece, self)
+        self._flush(self._links[rank])
+        self._advance()
+
+    def destination(self, rank: int, frame: Frame) -> memoryview | None:
+        """Where a piece goes."""
+        if self.ended.is_set():
+            return None
+        if not frame.length:
+            raise ProtocolError("a piece without data")
+        return self._program.destination(rank, frame.slot, frame.offset, frame.length)
+
+    def data(self, rank: int, frame: Frame, body: memoryview) -> None:
+        """A piece has come."""
+        if self.ended.is_set() or self._stopped():
+            return
+        self.attempt.rx += body.nbytes
+        try:
+            self._program.arrived(rank, frame.slot, frame.offset, body)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            self.end(error)
+            return
+        self._advance()
+
+    def prepared(self, rank: int) -> None:
+        """Another member is prepared."""
+        self._heard.add(rank)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.ended.is_set() or self._stopped():
+            return
+        attempt = self.attempt
+        size = attempt.epoch.size
+        try:
+            if not attempt.prepared and not self._program.due and len(self._entered) == size:
+                self._program.finish()
+                fault_points.reach("before_commit")
+                attempt.prepare()
+                fault_points.reach("prepared")
+                self._tell(Type.PREPARED)
+                self._heard.add(attempt.epoch.rank)
+                fault_points.reach("told_prepared")
+            if attempt.prepared and len(self._heard) == size:
+                attempt.ledger.commit(attempt.key, time.monotonic())
+                fault_points.reach("committed")
+                self.end(None)
+        except Exception as error:
+            self.end(error)
+
+    def tick(self, now: float) -> None:
+        """Ends what has waited for too long, or was stopped."""
+        if not self._stopped() and now >= self.attempt.deadline and not self.attempt.prepared:
+            self.end(self.attempt.too_late(self._headers.get))
+
+    def _stopped(self) -> bool:
+        if self.attempt.stop is not None:
+            self.end(self.attempt.stop)
+        return self.ended.is_set()
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends it, and lets go of all memory that is not the library's."""
+        if self.ended.is_set():
+            return
+        self.error = error
+        epoch, (tag, number) = self.attempt.epoch.number, self.attempt.key
+        for link in self._links.values():
+            if error is not None:
+                link.release(self)
+            link.drop(lambda frame: (frame.epoch, frame.tag, frame.number) == (epoch, tag, number))
+        self._on_end()
+        self.ended.set()
+
+    def _tell(self, type_: Type, body: bytes = b"") -> None:
+        frame = Frame(type_, len(body), self.attempt.epoch.number, *self.attempt.key)
+        for link in self._links.values():
+            link.send(frame, body)
+            self._flush(link)

@@ -1,0 +1,479 @@
+"""The data plane of one communicator: its memory, its links, the epoch it is in, and the attempts in it.
+
+Three kinds of threads meet here: the control thread, which freezes and decides; the mesh's thread, which moves bytes;
+and callers, who run attempts. An epoch is *ready* when every member has a link to every other and has left all
+operations of the epoch before. Nobody enters anything before that: so no frame of an epoch meets a peer that is not
+in it yet, and nothing of the old epoch is read any more when the new one begins to write.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.control.messages import Failure, error_of
+from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError
+from ray_pccl.peer.ledger import FrozenError, Key, Ledger
+from ray_pccl.ring import bell, dialing, shared
+from ray_pccl.ring.bell import Bell
+from ray_pccl.ring.driving import Driver, drive
+from ray_pccl.ring.link import Link
+from ray_pccl.ring.linked import LinkedAttempt
+from ray_pccl.ring.mesh import Mesh
+from ray_pccl.ring.messaging import Messages
+from ray_pccl.ring.segment import Segment
+from ray_pccl.ring.shared import ENTERED, Host, SharedAttempt, SharedMemory
+from ray_pccl.ring.task import Attempt, Epoch, Task
+from ray_pccl.ring.wire import Frame, Type
+from ray_pccl.types import Member
+
+log = logging.getLogger("ray_pccl.ring")
+
+LINK_TIMEOUT_S = 10.0
+"""How long members may take to link up before the missing links are reported."""
+STOP_TIMEOUT_S = 5.0
+MAX_EARLY = 4096
+_encoder = msgspec.msgpack.Encoder()
+_failures: msgspec.msgpack.Decoder[Failure] = msgspec.msgpack.Decoder(Failure)
+
+
+class DataPlane:
+    """What a communicator runs its operations on."""
+
+    def __init__(self, peer_id: str, key: bytes, host: str, transport: str, ledger: Ledger) -> None:
+        self._peer_id = peer_id
+        self._transport = transport
+        self._ledger = ledger
+        self._report: Callable[[int, str], None] = lambda _epoch, _peer_id: None
+        self.memory = SharedMemory() if transport != "tcp" and bell.supported() else None
+        fds = [self.memory.own.fd, self.memory.bell.fd] if self.memory is not None else []
+        self._driver = Driver(self.memory) if self.memory is not None else None
+        self._mesh = Mesh(self, peer_id, key, host, transport, fds)
+        self.address = str(self._mesh.address)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        # Under the lock:
+        self._epoch: Epoch | None = None
+        self._host: Host | None = None
+        self._is_ready = False
+        self._closed_epoch = 0
+        self._ending: PCCLError | None = None
+        self._attempts: dict[Key, Attempt] = {}
+        # Of the mesh's thread alone:
+        self._addresses: dict[str, str] = {}
+        self._links: dict[str, Link] = {}
+        self._memories: dict[str, tuple[Segment, Bell]] = {}
+        self._linked: dict[Key, LinkedAttempt] = {}
+        self._early: dict[Key, dict[int, bytes]] = {}
+        self._said_linked = 0
+        self._link_deadline = 0.0
+        self.messages = Messages(self)
+        ledger.close_boards = self._close_boards
+
+    @classmethod
+    def towards(cls, master: Endpoint, group: str, peer_id: str, ledger: Ledger) -> DataPlane:
+        """A plane that listens where peers that reach this master will find it."""
+        host = dialing.address_towards(master.host, master.port)
+        return cls(peer_id, dialing.data_key(master.key, group), host, dialing.transport_from_env(), ledger)
+
+    def start(self, report: Callable[[int, str], None]) -> None:
+        """Begins to listen. `report` is told of links that broke, with their epoch."""
+        self._report = report
+        self._mesh.start()
+
+    def close(self) -> None:
+        """Ends all threads; attempts fail."""
+        self.end(NotConnectedError("the communicator was closed"))
+        if self._driver is not None:
+            self._driver.close()
+        self._mesh.close()
+        if self.memory is not None:
+            self.memory.close()
+
+    # ------------------------------------------------------------------------------------ for the control thread
+
+    def follow(self, epoch: int, rank: int, members: tuple[Member, ...]) -> None:
+        """A new epoch was decided: link up with its members."""
+        new = Epoch(epoch, rank, tuple(member.peer_id for member in members))
+        addresses = {member.peer_id: member.address for member in members}
+        with self._changed:
+            self._epoch, self._host, self._is_ready = new, None, False
+            self._changed.notify_all()
+        self._mesh.call(lambda: self._move(new, addresses))
+
+    def end(self, error: PCCLError) -> None:
+        """The membership is over: every attempt and every wait gets the error."""
+        with self._changed:
+            if self._ending is None:
+                self._ending = error
+            self._stop_all(error)
+            self._changed.notify_all()
+
+    def _close_boards(self) -> list[Key]:
+        """The ledger freezes: nothing of this epoch commits any more by what this peer has published."""
+        with self._changed:
+            epoch = self._epoch
+            if epoch is None:
+                return []
+            self._closed_epoch = epoch.number
+            published = self.memory.close_boards(epoch.number) if self.memory is not None else []
+            self._stop_all(FrozenError(f"epoch {epoch.number} is frozen until the master has decided"))
+            self._changed.notify_all()
+        return published
+
+    def _stop_all(self, error: Exception) -> None:
+        for attempt in self._attempts.values():
+            if attempt.stop is None:
+                attempt.stop = error
+        if self.memory is not None:
+            self.memory.bell.ring()
+        self._mesh.call(self._tick_attempts)
+
+    # ------------------------------------------------------------------------------------------------ for callers
+
+    def await_ready(self, deadline: float) -> tuple[Epoch, Host | None]:
+        """The present epoch, once all its members are ready in it."""
+        with self._changed:
+            while True:
+                if self._ending is not None:
+                    raise self._ending
+                if self._is_ready and self._epoch is not None and self._closed_epoch < self._epoch.number:
+                    return self._epoch, self._host
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError
+
+    def wait_changed(self, timeout_s: float, done: Callable[[], bool]) -> None:
+        """Waits until a condition that the control thread brings about, looking at least so often."""
+        with self._changed:
+            if not done() and self._ending is None:
+                self._changed.wait(timeout_s)
+            if self._ending is not None and not done():
+                raise self._ending
+
+    def attempt(
+        self, task: Task, key: Key, epoch: Epoch, host: Host | None, packed: bytes, deadline: float
+    ) -> Attempt:
+        """An attempt that holds its epoch open: the next one begins when this one has left."""
+        attempt = (
+            Attempt(task, key, epoch, packed, self._ledger, deadline)
+            if host is None
+            else SharedAttempt(task, key, host, packed, self._ledger, deadline)
+        )
+        with self._lock:
+            if self._closed_epoch >= epoch.number:
+                attempt.stop = FrozenError("the epoch froze before the operation began")
+            if self._ending is not None:
+                attempt.stop = self._ending
+            self._attempts[key] = attempt
+        return attempt
+
+    def run(self, attempt: Attempt, *, behind: bool) -> None:
+        """Runs an attempt to its commit. Raises `FrozenError`, `RefusedError`, or what stopped it.
+
+        `behind`: the caller is a thread of the library, so the one that drives all such operations takes the steps.
+        """
+        if attempt.stop is not None:
+            raise attempt.stop
+        if not isinstance(attempt, SharedAttempt):
+            self._run_linked(attempt)
+            return
+        assert self.memory is not None and self._driver is not None
+        through_memory = shared.suits(attempt.task, attempt.epoch)
+        steps = shared.run(self.memory, attempt) if through_memory else _announced(attempt)
+        if behind:
+            self._driver.drive(attempt, steps)
+        else:
+            drive(self.memory, attempt, steps)
+        if not through_memory:
+            self._run_linked(attempt)
+
+    def stop(self, attempt: Attempt, error: Exception) -> None:
+        """Has an attempt over links end, and waits until none of the caller's memory is touched any more."""
+        attempt.stop = error
+        stopped = threading.Event()
+
+        def end() -> None:
+            linked = self._linked.get(attempt.key)
+            if linked is not None and linked.attempt is attempt:
+                linked.end(error)
+            stopped.set()
+
+        self._mesh.call(end)
+        stopped.wait(STOP_TIMEOUT_S)
+
+    def leave(self, attempt: Attempt) -> None:
+        """The attempt is over, and reads nothing any more."""
+        if isinstance(attempt, SharedAttempt):
+            assert self.memory is not None
+            self.memory.published.pop(attempt.key, None)
+            attempt.done()
+        with self._lock:
+            self._attempts.pop(attempt.key, None)
+            if not self._is_ready:
+                self._mesh.call(self._announce)
+
+    def refuse(self, key: Key, epoch: Epoch, failure: Failure) -> None:
+        """Tells all members that this peer has failed the operation."""
+        body = _encoder.encode(failure)
+        frame = Frame(Type.REFUSE, len(body), epoch.number, *key)
+        self._mesh.call(lambda: self._to_all(frame, body))
+
+    def _run_linked(self, attempt: Attempt) -> None:
+        linked: list[LinkedAttempt] = []
+        begun = threading.Event()
+
+        def begin() -> None:
+            try:
+                links = {
+                    rank: self._links[peer_id]
+                    for rank, peer_id in enumerate(attempt.epoch.members)
+                    if rank != attempt.epoch.rank
+                }
+            except KeyError:  # a link broke meanwhile: the epoch will freeze
+                return
+            one = LinkedAttempt(attempt, links, self._mesh.flush, lambda: self._linked.pop(attempt.key, None) and None)
+            linked.append(one)
+            self._linked[attempt.key] = one
+            one.begin(self._early.pop(attempt.key, {}))
+
+        def begin_and_say() -> None:
+            try:
+                begin()
+            finally:
+                begun.set()
+
+        self._mesh.call(begin_and_say)
+        begun.wait()
+        while not linked:
+            if attempt.stop is not None:
+                raise attempt.stop
+            self.wait_changed(0.05, lambda: attempt.stop is not None)
+        linked[0].ended.wait()
+        if linked[0].error is not None:
+            raise linked[0].error
+
+    # ------------------------------------------------------------------------------------- in the mesh's thread
+
+    def _move(self, epoch: Epoch, addresses: dict[str, str]) -> None:
+        self._addresses = addresses
+        self._early.clear()
+        self._link_deadline = time.monotonic() + LINK_TIMEOUT_S
+        for peer_id in [peer_id for peer_id in self._memories if peer_id not in addresses]:
+            del self._memories[peer_id]  # attempts that still resolve from it hold it themselves
+        for peer_id, link in list(self._links.items()):
+            if peer_id not in addresses:
+                self._forget(link)
+        for peer_id, address in addresses.items():
+            if peer_id < self._peer_id and peer_id not in self._links:
+                self._dial(epoch, peer_id, address)
+        self.messages.move(epoch)
+        self._announce()
+
+    def _dial(self, epoch: Epoch, peer_id: str, address: str) -> None:
+        def give_up() -> bool:
+            return self._epoch is not epoch or self._ending is not None
+
+        self._mesh.dial(address, epoch.number, peer_id, give_up)
+
+    def _forget(self, link: Link) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+        self._mesh.drop(link, ConnectionError("the peer is no member any more"))
+
+    def _announce(self) -> None:
+        """Says that this peer is ready, once it is."""
+        epoch = self._epoch
+        if epoch is None or self._said_linked >= epoch.number or self._ending is not None:
+            self._check_ready()
+            return
+        others = [peer_id for peer_id in epoch.members if peer_id != self._peer_id]
+        with self._lock:
+            busy = any(attempt.epoch.number < epoch.number for attempt in self._attempts.values())
+        if busy or any(peer_id not in self._links for peer_id in others):
+            return
+        self._said_linked = epoch.number
+        frame = Frame(Type.LINKED, 1, epoch.number)
+        local = self.memory is not None and all(peer_id in self._memories for peer_id in others)
+        self._to_all(frame, b"\1" if local else b"\0")
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        epoch = self._epoch
+        if epoch is None or self._said_linked != epoch.number:
+            return
+        links = [self._links.get(peer_id) for peer_id in epoch.members if peer_id != self._peer_id]
+        if any(link is None or link.linked[0] != epoch.number for link in links):
+            return
+        local = self.memory is not None and all(peer_id in self._memories for peer_id in epoch.members
+                                                if peer_id != self._peer_id)
+        local = local and all(link is not None and link.linked[1] for link in links)
+        with self._changed:
+            if self._epoch is not epoch or self._is_ready:
+                return
+            self._host = self._host_of(epoch) if local and epoch.size > 1 else None
+            self._is_ready = True
+            self._changed.notify_all()
+        self.messages.resume()
+
+    def _host_of(self, epoch: Epoch) -> Host:
+        assert self.memory is not None
+        own = (self.memory.own, self.memory.bell)
+        all_ = [own if peer_id == self._peer_id else self._memories[peer_id] for peer_id in epoch.members]
+        return Host(epoch, self.memory.own, [segment for segment, _ in all_], [rung for _, rung in all_])
+
+    def met(self, link: Link, fds: list[int]) -> None:
+        """A link was made; a newer one takes the place of an older one."""
+        old = self._links.get(link.peer_id)
+        self._links[link.peer_id] = link
+        if old is not None:
+            self._mesh.drop(old, ConnectionError("the peer has made a new connection"))
+        self._memories.pop(link.peer_id, None)
+        if len(fds) == 2 and self.memory is not None:
+            try:
+                self._memories[link.peer_id] = (Segment(fds[0]), Bell(fds[1]))
+            except (OSError, ValueError, ProtocolError) as error:
+                log.warning("no shared memory with peer %s: %s", link.peer_id, error)
+        dialing.close_all(fds)  # what is mapped stays
+        epoch = self._epoch
+        if epoch is not None and self._said_linked == epoch.number and link.peer_id in epoch.members:
+            # What was on the old one may be lost: only a new epoch brings everyone to the same state (R4).
+            self._report(epoch.number, link.peer_id)
+        self._announce()
+
+    def parted(self, link: Link, error: Exception) -> None:
+        """A link broke: the master has to know, and decides."""
+        if self._links.get(link.peer_id) is not link:
+            return
+        del self._links[link.peer_id]
+        epoch = self._epoch
+        if epoch is None or link.peer_id not in epoch.members or self._ending is not None:
+            return
+        log.debug("the link to peer %s broke: %s", link.peer_id, error)
+        self._report(epoch.number, link.peer_id)
+
+    def tick(self, now: float) -> None:
+        """Ends waits whose time is up."""
+        self._tick_attempts()
+        self.messages.tick(now)
+        epoch = self._epoch
+        if epoch is None or self._is_ready or self._ending is not None or now < self._link_deadline:
+            return
+        self._link_deadline = now + LINK_TIMEOUT_S
+        for peer_id in epoch.members:
+            if peer_id != self._peer_id and peer_id not in self._links:
+                self._report(epoch.number, peer_id)
+
+    def _tick_attempts(self) -> None:
+        now = time.monotonic()
+        for linked in list(self._linked.values()):
+            linked.tick(now)
+
+    def control(self, link: Link, frame: Frame, body: bytes) -> None:
+        """A frame without data has come."""
+        if frame.type is Type.LINKED:
+            if frame.epoch >= link.linked[0]:
+                link.linked = (frame.epoch, body == b"\1")
+            self._check_ready()
+            return
+        epoch = self._epoch
+        if epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
+            return
+        key = (frame.tag, frame.number)
+        rank = epoch.members.index(link.peer_id)
+        linked = self._linked.get(key)
+        match frame.type:
+            case Type.ENTER:
+                if linked is not None:
+                    linked.enter(rank, body)
+                elif len(self._early) < MAX_EARLY:
+                    self._early.setdefault(key, {})[rank] = body
+                else:
+                    raise ProtocolError(f"peer {link.peer_id} entered more operations than can be in flight")
+            case Type.PREPARED:
+                if linked is not None:
+                    linked.prepared(rank)
+            case Type.REFUSE:
+                self._refused(key, frame.epoch, body)
+            case _:
+                self.messages.control(link, frame, body)
+
+    def _refused(self, key: Key, epoch: int, body: bytes) -> None:
+        try:
+            failure = _failures.decode(body)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"a refusal that can't be read: {error}") from None
+        try:
+            news = self._ledger.refused(key, epoch, failure, time.monotonic())
+        except FrozenError:
+            return  # who refused will say so to the master
+        if not news:
+            return
+        with self._lock:
+            attempt = self._attempts.get(key)
+            if attempt is not None and attempt.stop is None:
+                attempt.stop = error_of(failure)
+        if self.memory is not None:
+            self.memory.bell.ring()
+        self._tick_attempts()
+
+    def destination(self, link: Link, frame: Frame) -> memoryview | None:
+        """Where the data of a frame goes."""
+        epoch = self._epoch
+        if epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
+            return None
+        if frame.type is Type.MESSAGE:
+            return self.messages.destination(link, frame)
+        linked = self._linked.get((frame.tag, frame.number))
+        return None if linked is None else linked.destination(epoch.members.index(link.peer_id), frame)
+
+    def data(self, link: Link, frame: Frame, body: memoryview | None) -> None:
+        """The data of a frame is there."""
+        epoch = self._epoch
+        if body is None or epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
+            return
+        if frame.type is Type.MESSAGE:
+            self.messages.data(link, frame, body)
+            return
+        linked = self._linked.get((frame.tag, frame.number))
+        if linked is not None:
+            linked.data(epoch.members.index(link.peer_id), frame, body)
+
+    def _to_all(self, frame: Frame, body: bytes) -> None:
+        epoch = self._epoch
+        if epoch is None or frame.epoch != epoch.number:
+            return
+        for peer_id in epoch.members:
+            link = self._links.get(peer_id)
+            if link is not None:
+                link.send(frame, body)
+                self._mesh.flush(link)
+
+    # ---------------------------------------------------------------------------------------- for point to point
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Has the mesh's thread run a function."""
+        self._mesh.call(function)
+
+    def link_to(self, peer_id: str) -> Link | None:
+        """The link to a peer, if there is one. For the mesh's thread."""
+        return self._links.get(peer_id)
+
+    def flush(self, link: Link) -> None:
+        """Sends what is queued. For the mesh's thread."""
+        self._mesh.flush(link)
+
+    @property
+    def ending(self) -> PCCLError | None:
+        """Why the plane is over, if it is."""
+        return self._ending
+
+
+def _announced(attempt: SharedAttempt) -> shared.Steps:
+    """An operation that goes over links, in an epoch of shared memory: all meet at the board before paths part."""
+    yield from attempt.claim()
+    attempt.post(ENTERED)

@@ -1,0 +1,108 @@
+"""One collective of this peer, and one attempt at it in one epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ray_pccl.control.messages import Failure
+from ray_pccl.descriptors import QuantizationOptions, ReduceOp
+from ray_pccl.peer.ledger import Key, Ledger
+from ray_pccl.ring.header import Header, Kind, describe
+from ray_pccl.ring.kernels import averager, combiner, storage_dtype
+from ray_pccl.ring.quantization import Quantizer, quantizer
+
+Array = np.ndarray[tuple[int], np.dtype[Any]]
+Combine = Callable[[Array, Array, Array], None]
+_REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
+
+
+class RefusedError(Exception):
+    """This peer refuses the operation for good, as it may while it is not prepared; the others are to be told."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class Task:
+    """What is to be done: flat arrays of the storage type, and how they are combined.
+
+    `send` is what this rank contributes, `out` where its result is built; either may be None where the rank has none.
+    """
+
+    def __init__(self, header: Header, send: Array | None, out: Array | None) -> None:
+        self.header = header
+        self.send = send
+        self.out = out
+        self.dtype = storage_dtype(header.datatype)
+        self.combine: Combine | None = None
+        self.average: Callable[[Array, int], None] | None = None
+        self.quantizer: Quantizer | None = None
+        if header.kind in _REDUCING:
+            self.combine = combiner(header.op, header.datatype)
+            if header.op is ReduceOp.AVG:
+                self.average = averager(header.datatype)
+            self.quantizer = quantizer(QuantizationOptions(header.quantized, header.algorithm), header.datatype)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The members that a result counts, by rank, and this peer among them."""
+
+    number: int
+    rank: int
+    members: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """How many members."""
+        return len(self.members)
+
+
+class Attempt:
+    """A task in one epoch. It ends by a commit, by an error, or because the epoch froze."""
+
+    __slots__ = ("deadline", "epoch", "key", "ledger", "packed", "prepared", "rx", "stop", "task", "tx")
+
+    def __init__(self, task: Task, key: Key, epoch: Epoch, packed: bytes, ledger: Ledger, deadline: float) -> None:
+        self.task = task
+        self.key = key
+        self.epoch = epoch
+        self.packed = packed
+        """The header as it is shown to the others."""
+        self.ledger = ledger
+        self.deadline = deadline
+        self.stop: Exception | None = None
+        """Why it is not to go on; set by any thread."""
+        self.prepared = False
+        self.tx = self.rx = 0
+
+    def prepare(self) -> None:
+        """The result is complete: say so in the ledger, before anyone else hears of it."""
+        self.ledger.prepare(self.key, time.monotonic())
+        self.prepared = True
+
+    def mismatch(self, rank: int, header: bytes) -> RefusedError:
+        """Another member means something else under this tag."""
+        me, other = self.epoch.members[self.epoch.rank], self.epoch.members[rank]
+        ours, theirs = describe(self.packed), describe(header)
+        text = (
+            f"members do not agree on operation {self.key[1]} of tag {self.key[0]}: peer {me} (rank {self.epoch.rank}) "
+            f"called {ours}, peer {other} (rank {rank}) called {theirs}; call the same on every peer, or use another tag"
+        )
+        return RefusedError(Failure("CollectiveMismatchError", text, {"calls": {me: ours, other: theirs}}))
+
+    def too_late(self, entered: Callable[[int], bytes | None]) -> RefusedError:
+        """Not everyone came: names who is in which call. `entered` tells the header that a rank has shown."""
+        calls = {}
+        for rank, peer_id in enumerate(self.epoch.members):
+            header = self.packed if rank == self.epoch.rank else entered(rank)
+            calls[peer_id] = describe(header) if header is not None else f"nothing under tag {self.key[0]}"
+        who = "; ".join(f"peer {peer_id} is in {call}" for peer_id, call in calls.items())
+        text = f"operation {self.key[1]} of tag {self.key[0]} was not entered by all members in time: {who}"
+        return RefusedError(Failure("OperationTimeoutError", text, {"calls": calls}))
