@@ -1,4 +1,4 @@
-"""How long a group takes to recover: from a fault to the moment when every survivor holds the new epoch.
+"""How long a group takes to recover: from a fault to the moment when every survivor holds the new epoch, or the result.
 
     python benchmarks/recovery.py            all of it, 20 trials each
     python benchmarks/recovery.py --quick    a smoke test: 3 trials, a short time under load
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from peers import GONE, PATIENCE_S, SPAWN, MasterProcess, Peer, Row, Trio, print_table, progress, shown, write_json
+from reducing_peers import TailRow, reduction_trials
 
 from ray_pccl import Settings
 
@@ -30,6 +31,8 @@ NOTHING = {"torchft": "-", "pccl": "-"}
 FOOTNOTES = """\
 Times in milliseconds. p99 by nearest rank: with fewer than 100 trials, the slowest one. A target is for the median.
 SIGKILL, SIGSTOP: from just before the signal to the later of the two survivors' EPOCH events.
+SIGKILL in an all-reduce: to the moment when both survivors hold the right result of the operation that was struck, or
+of all 16 in flight. It struck within an operation in every trial that counts.
 master SIGKILL: from just before the signal to the return of connect() in a new peer, with a master that Ray restarts;
 in every trial the members' next epoch was the one that admitted the new peer, so the restart itself took none.
 Quoted columns were not measured here: torchft 0.2 and PCCL 1.0.0, in another run on a similar machine, one of three
@@ -56,6 +59,15 @@ def stop_trials(endpoint: str, trials: int) -> Row:
     target_ms = 1000 * Settings.from_env().heartbeat_timeout_s + 100
     samples = fault_trials(endpoint, "SIGSTOP", trials, signal.SIGSTOP, lambda _: None, 0)
     return Row("SIGSTOP", "ms", samples, target_ms, f"< {shown(target_ms)}", QUOTED_HANG)
+
+
+def reduction_kill_trials(endpoint: str, trials: int) -> list[Row]:
+    """SIGKILL of one of three in the middle of an all-reduce, and of many at the same time."""
+    one, many = "SIGKILL in a 4 MiB all-reduce", "SIGKILL in 16 x 4 MiB in flight"
+    samples, note = reduction_trials(endpoint, one, trials, 1)
+    rows: list[Row] = [TailRow(one, "ms", samples, 50, "< 50, p99 < 250", QUOTED_KILL, note, 250)]
+    samples, note = reduction_trials(endpoint, many, trials, 16)
+    return [*rows, Row(many, "ms", samples, 150, "< 150", NOTHING, note)]
 
 
 def fault_trials(
@@ -266,6 +278,7 @@ def run(trials: int, load_seconds: float, *, with_ray: bool = True) -> list[Row]
                 print(f"SIGKILL, {gib} GiB resident: left out, there is not enough free memory", file=sys.stderr)
         for fork, name in (("fork", "a forked child outlives it"), ("raw_fork", "the child holds its sockets")):
             rows.append(kill_trials(master.endpoint, f"SIGKILL, {name}", trials, target_ms=20, fork=fork))
+        rows += reduction_kill_trials(master.endpoint, trials)
         rows.append(stop_trials(master.endpoint, trials))
         rows.append(load_trial(master.endpoint, load_seconds))
     if with_ray:

@@ -20,8 +20,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.control.messages import Beat, FromMaster
+from ray_pccl.control.messages import Answer, Beat, FromMaster
 from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
+from ray_pccl.ring import fault_points
 from ray_pccl.peer.effects import Effect, Fail, Send, Settle, Tell
 from ray_pccl.peer.link import Link
 from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
@@ -258,6 +259,8 @@ class MasterConnection:
                 case Send(message):
                     if self._link is not None:
                         self._link.send(message)
+                        if isinstance(message, Answer):
+                            fault_points.reach("answered")
                 case Settle(call, value):
                     if (future := self._calls.pop(call, None)) is not None:
                         future.set_result(value)

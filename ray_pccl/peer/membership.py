@@ -58,6 +58,7 @@ from ray_pccl.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
+from ray_pccl.ring import fault_points
 from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell, View
 from ray_pccl.peer.ledger import Ledger
 from ray_pccl.settings import Settings
@@ -321,6 +322,7 @@ class Membership:
             return []
         self._round = round_
         self.ledger.freeze()
+        fault_points.reach("frozen")
         return [Send(Answer(round_, self.view.epoch, self.ledger.report()))]
 
     def _decided(self, decide: Decide, now: float) -> list[Effect]:
@@ -329,6 +331,7 @@ class Membership:
         members = self._members_of(decide)
         before = [member.peer_id for member in self.view.members]
         ids = [member.peer_id for member in members]
+        fault_points.reach("decided")
         self.ledger.settle(decide.outcomes, decide.epoch, restart_numbers=decide.admitted_in > self._admitted_in)
         self._admitted_in = decide.admitted_in
         self._broken_links.clear()
@@ -376,7 +379,7 @@ class Membership:
         if self._requests.pop(reply.number, None) is None:
             return []
         if reply.failure is not None:
-            return [Fail(reply.number, _error(reply.failure))]
+            return [Fail(reply.number, error_of(reply.failure))]
         return [Settle(reply.number, reply)]
 
     def _evicted(self, reason: str) -> list[Effect]:

@@ -89,11 +89,15 @@ class DataPlane:
     def close(self) -> None:
         """Ends all threads; attempts fail."""
         self.end(NotConnectedError("the communicator was closed"))
-        if self._driver is not None:
-            self._driver.close()
+        driver, memory = self._driver, self.memory
+        if driver is not None:
+            driver.close()
         self._mesh.close()
-        if self.memory is not None:
-            self.memory.close()
+        with self._lock:  # what is mapped goes with the last attempt that holds it
+            self._driver = self.memory = self._host = None
+            self._memories.clear()
+        if memory is not None:
+            memory.close()
 
     # ------------------------------------------------------------------------------------ for the control thread
 
@@ -130,9 +134,10 @@ class DataPlane:
         for attempt in self._attempts.values():
             if attempt.stop is None:
                 attempt.stop = error
-        if self.memory is not None:
-            self.memory.bell.ring()
-        self._mesh.call(self._tick_attempts)
+        if self._attempts:
+            if self.memory is not None:
+                self.memory.bell.ring()
+            self._mesh.call(self._tick_attempts)
 
     # ------------------------------------------------------------------------------------------------ for callers
 
@@ -182,13 +187,16 @@ class DataPlane:
         if not isinstance(attempt, SharedAttempt):
             self._run_linked(attempt)
             return
-        assert self.memory is not None and self._driver is not None
+        with self._lock:
+            memory, driver = self.memory, self._driver
+        if memory is None or driver is None:
+            raise self._ending or NotConnectedError("the communicator was closed")
         through_memory = shared.suits(attempt.task, attempt.epoch)
-        steps = shared.run(self.memory, attempt) if through_memory else _announced(attempt)
+        steps = shared.run(memory, attempt) if through_memory else _announced(attempt)
         if behind:
-            self._driver.drive(attempt, steps)
+            driver.drive(attempt, steps)
         else:
-            drive(self.memory, attempt, steps)
+            drive(memory, attempt, steps)
         if not through_memory:
             self._run_linked(attempt)
 
@@ -208,11 +216,11 @@ class DataPlane:
 
     def leave(self, attempt: Attempt) -> None:
         """The attempt is over, and reads nothing any more."""
-        if isinstance(attempt, SharedAttempt):
-            assert self.memory is not None
-            self.memory.published.pop(attempt.key, None)
-            attempt.done()
         with self._lock:
+            if isinstance(attempt, SharedAttempt):
+                if self.memory is not None:
+                    self.memory.published.pop(attempt.key, None)
+                attempt.done()
             self._attempts.pop(attempt.key, None)
             if not self._is_ready:
                 self._mesh.call(self._announce)
@@ -353,7 +361,7 @@ class DataPlane:
         epoch = self._epoch
         if epoch is None or link.peer_id not in epoch.members or self._ending is not None:
             return
-        log.debug("the link to peer %s broke: %s", link.peer_id, error)
+        log.info("the link to peer %s broke: %s", link.peer_id, error)
         self._report(epoch.number, link.peer_id)
 
     def tick(self, now: float) -> None:

@@ -335,7 +335,7 @@ def test_the_first_update_since_admission_returns_at_once_and_later_ones_vote(gr
 def test_a_peer_that_has_worked_since_its_admission_votes_like_the_others(group: Group) -> None:
     first, second = group(2)
     for peer in (first, second):
-        peer._operations_entered += 1
+        peer._operations().entered += 1
     with pytest.raises(OperationTimeoutError):
         first.update_topology(timeout=0.05)
 
