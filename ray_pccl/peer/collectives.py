@@ -32,8 +32,8 @@ class Collectives:
     by `retry`. After an error the input is what it was, bit for bit; the contents of a separate output are undefined.
 
     All raise `CollectiveMismatchError` (members called different things under one tag), `OperationTimeoutError` (not
-    all entered within `timeout` seconds, ``op_timeout_s`` if not given), `PeerLostError` (someone died, and the call was
-    not to be retried, or can't be), `TooFewPeersError` (the group fell below its minimum), `PeerEvictedError`,
+    all entered within `timeout` seconds, ``op_timeout_s`` if not given), `PeerLostError` (someone died, and the call
+    was not to be retried, or can't be), `TooFewPeersError` (the group fell below its minimum), `PeerEvictedError`,
     `MasterUnreachableError`, `UsageError`.
     """
 
@@ -193,9 +193,7 @@ class Collectives:
         operations = self._operations()
         return operations.start(operations.request("GATHER", send, recv, root=root, tag=tag), timeout)
 
-    def scatter(
-        self, send: Any, recv: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None
-    ) -> ReduceInfo:
+    def scatter(self, send: Any, recv: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None) -> ReduceInfo:
         """Brings part r of the root's `send` to the `recv` of rank r; who is not the root passes None for `send`."""
         operations = self._operations()
         return operations.run(operations.request("SCATTER", send, recv, root=root, tag=tag), timeout)
@@ -210,7 +208,7 @@ class Collectives:
     # -------------------------------------------------------------------------------------------- point to point
 
     def send(self, tensor: Any, dest: int, *, tag: int = 0, timeout: float | None = None) -> ReduceInfo:
-        """Sends a tensor to a rank of the present epoch; returns when it is there. Its tags are not the collectives'."""
+        """Sends a tensor to a rank of the present epoch; returns when it is there. Its tags are its own."""
         return self._operations().message(tensor, dest, tag, timeout, sends=True)()
 
     def send_async(self, tensor: Any, dest: int, *, tag: int = 0, timeout: float | None = None) -> Handle:

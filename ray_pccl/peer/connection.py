@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Answer, Beat, FromMaster
 from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
-from ray_pccl.ring import fault_points
 from ray_pccl.peer.effects import Effect, Fail, Send, Settle, Tell
 from ray_pccl.peer.link import Link
 from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.peer.sentinel import Hello
 from ray_pccl.peer.watch import SentinelWatch
+from ray_pccl.ring import fault_points
 from ray_pccl.types import Member, MembershipEvent
 
 log = logging.getLogger("ray_pccl.peer")

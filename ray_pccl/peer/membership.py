@@ -58,9 +58,9 @@ from ray_pccl.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from ray_pccl.ring import fault_points
 from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell, View
 from ray_pccl.peer.ledger import Ledger
+from ray_pccl.ring import fault_points
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange, MembershipEvent
 
@@ -139,9 +139,7 @@ class Membership:
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
             times = (timeout, last_call)
-            return [
-                Join(me.peer_id, me.group, me.host, *limits, *times, me.watched, passive, self._dials, me.address)
-            ]
+            return [Join(me.peer_id, me.group, me.host, *limits, *times, me.watched, passive, self._dials, me.address)]
         return self._registration(now)
 
     def _registration(self, now: float) -> list[Message]:

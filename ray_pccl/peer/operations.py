@@ -24,9 +24,9 @@ from ray_pccl.peer.requests import Request, check_tag
 from ray_pccl.ring import fault_points
 from ray_pccl.ring.collect import collect
 from ray_pccl.ring.header import Kind
+from ray_pccl.ring.messaging import Transfer
 from ray_pccl.ring.plane import DataPlane
 from ray_pccl.ring.programs import as_bytes
-from ray_pccl.ring.messaging import Transfer
 from ray_pccl.ring.shared import Host, SharedAttempt, slots
 from ray_pccl.ring.task import Attempt, Epoch, RefusedError
 from ray_pccl.ring.tensors import as_input, as_output
@@ -202,7 +202,8 @@ class Operations:
         try:
             task = request.task(epoch)
         except RefusedError as refused:
-            return self._refuse(key, operation, epoch, refused)
+            self._refuse(key, operation, epoch, refused)
+            return None
         if epoch.size == 1:
             try:
                 ledger.commit(key, time.monotonic())
@@ -220,7 +221,8 @@ class Operations:
                     return None
                 self._resolve(attempt)
             except RefusedError as refused:
-                return self._refuse(key, operation, epoch, refused)
+                self._refuse(key, operation, epoch, refused)
+                return None
             except (KeyboardInterrupt, SystemExit):
                 self._interrupted(attempt, operation)
                 raise
@@ -235,7 +237,7 @@ class Operations:
             collect(attempt.task, attempt.epoch.rank, slots(attempt))
 
     def _refuse(self, key: Key, operation: Operation, epoch: Epoch, refused: RefusedError) -> None:
-        """Fails for good, and has everyone else fail the same way."""
+        """Fails for good, and has everyone else fail the same way. Returns if it has to be tried again first."""
         try:
             self._membership.ledger.fail(key, refused.failure, time.monotonic())
         except FrozenError:
@@ -270,8 +272,8 @@ class Operations:
             silence = time.monotonic() - membership.last_heard
             if silence >= membership.settings.master_timeout_s and not decided():
                 raise MasterUnreachableError(
-                    f"an operation of group {membership.identity.group!r} was interrupted by a loss, and the master, who "
-                    f"has to decide what becomes of it, was not heard for {silence:.1f} s"
+                    f"an operation of group {membership.identity.group!r} was interrupted by a loss, and the master, "
+                    f"who has to decide what becomes of it, was not heard for {silence:.1f} s"
                 )
         if operation.state is _FAILED:
             raise _failed(operation)
@@ -279,7 +281,9 @@ class Operations:
 
     # ------------------------------------------------------------------------------------------ point to point
 
-    def message(self, tensor: Any, rank: int, tag: int, timeout: float | None, *, sends: bool) -> Callable[[], ReduceInfo]:
+    def message(
+        self, tensor: Any, rank: int, tag: int, timeout: float | None, *, sends: bool
+    ) -> Callable[[], ReduceInfo]:
         """Posts a message to or from a rank of the present epoch; what is returned waits for it."""
         patience = self._patience(timeout)
         operand = as_input(tensor, "send") if sends else as_output(tensor, "recv")
@@ -365,5 +369,3 @@ def _failed(operation: Operation) -> PCCLError:
     if operation.failure is None:
         return PCCLError("the operation failed, and nobody said why")
     return error_of(operation.failure)
-
-

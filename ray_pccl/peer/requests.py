@@ -69,9 +69,7 @@ class Request:
                     raise UsageError("reduce_scatter does not quantise: use all_reduce")
                 quantizer(self._options, datatype)
         if operand is not None and operand.datatype is not datatype:
-            raise UsageError(
-                f"the operand_descriptor says {operand.datatype.name}, but the tensor is {datatype.name}"
-            )
+            raise UsageError(f"the operand_descriptor says {operand.datatype.name}, but the tensor is {datatype.name}")
         if send is not None and recv is not None:
             if send.datatype is not recv.datatype:
                 raise UsageError(f"send is {send.datatype.name}, but recv is {recv.datatype.name}")
@@ -96,7 +94,7 @@ class Request:
         header = Header(
             self.kind,
             count,
-            *(() if datatype is None else (datatype,)),
+            DataType.UINT8 if datatype is None else datatype,
             op=self._op,
             algorithm=self._options.algorithm,
             quantized=DataType.UINT8 if none else self._options.quantized_datatype,

@@ -1,8 +1,8 @@
 """Waking a process that waits for shared memory to change: one word per process, rung by its neighbours.
 
 The waiter notes the word, says that it is asleep, looks once more, and sleeps in the kernel (futex) until the word
-changes. A zombie that rings does no harm: the sleeper looks, and sleeps again. Every sleep is bounded, too, since a store
-may still be on its way to memory when its writer looks whether anyone is asleep.
+changes. A zombie that rings does no harm: the sleeper looks, and sleeps again. Every sleep is bounded, too, since a
+store may still be on its way to memory when its writer looks whether anyone is asleep.
 """
 
 from __future__ import annotations

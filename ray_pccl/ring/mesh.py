@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from ray_pccl.errors import PCCLError
@@ -157,7 +158,7 @@ class Mesh:
             log.exception("a frame from peer %s could not be taken", link.peer_id)
             self.drop(link, error)
 
-    def _wants_write(self, link: Link, wants: bool) -> None:  # noqa: FBT001
+    def _wants_write(self, link: Link, wants: bool) -> None:
         if link in self._links:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants else 0)
             self._selector.modify(link.sock, events, link)
@@ -223,7 +224,7 @@ class Mesh:
                 dialing.close_all(meeting.fds)
                 time.sleep(REDIAL_S)
                 continue
-            self.call(lambda: self._meet(meeting))
+            self.call(partial(self._meet, meeting))
             return
 
     def _meet(self, meeting: Meeting) -> None:

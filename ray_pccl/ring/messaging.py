@@ -23,9 +23,6 @@ Way = tuple[str, int]
 class Links(Protocol):
     """What messages need of the plane."""
 
-    def call(self, function: object) -> None:
-        """Runs a function in the mesh's thread."""
-
     def link_to(self, peer_id: str) -> Link | None:
         """The link to a peer."""
 
@@ -173,7 +170,7 @@ class Messages:
         if transfer is None or link is None or transfer.number != frame.number or transfer.moving:
             return
         transfer.moving = True
-        view = memoryview(transfer.memory)
+        view = transfer.memory.data
         for offset in range(0, len(view), PIECE_BYTES):
             piece = view[offset : offset + PIECE_BYTES]
             head = Frame(Type.MESSAGE, len(piece), frame.epoch, frame.tag, frame.number, 0, offset)
@@ -187,7 +184,7 @@ class Messages:
             return None
         if frame.offset + frame.length > len(receive.memory) or frame.length > receive.due:
             return None
-        return memoryview(receive.memory)[frame.offset : frame.offset + frame.length]
+        return receive.memory.data[frame.offset : frame.offset + frame.length]
 
     def data(self, link: Link, frame: Frame, body: memoryview) -> None:
         """A piece has come."""

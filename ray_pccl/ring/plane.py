@@ -160,9 +160,7 @@ class DataPlane:
             if self._ending is not None and not done():
                 raise self._ending
 
-    def attempt(
-        self, task: Task, key: Key, epoch: Epoch, host: Host | None, packed: bytes, deadline: float
-    ) -> Attempt:
+    def attempt(self, task: Task, key: Key, epoch: Epoch, host: Host | None, packed: bytes, deadline: float) -> Attempt:
         """An attempt that holds its epoch open: the next one begins when this one has left."""
         attempt = (
             Attempt(task, key, epoch, packed, self._ledger, deadline)
@@ -244,7 +242,7 @@ class DataPlane:
                 }
             except KeyError:  # a link broke meanwhile: the epoch will freeze
                 return
-            one = LinkedAttempt(attempt, links, self._mesh.flush, lambda: self._linked.pop(attempt.key, None) and None)
+            one = LinkedAttempt(attempt, links, self._mesh.flush, lambda: self._unlist(attempt.key))
             linked.append(one)
             self._linked[attempt.key] = one
             one.begin(self._early.pop(attempt.key, {}))
@@ -317,8 +315,9 @@ class DataPlane:
         links = [self._links.get(peer_id) for peer_id in epoch.members if peer_id != self._peer_id]
         if any(link is None or link.linked[0] != epoch.number for link in links):
             return
-        local = self.memory is not None and all(peer_id in self._memories for peer_id in epoch.members
-                                                if peer_id != self._peer_id)
+        local = self.memory is not None and all(
+            peer_id in self._memories for peer_id in epoch.members if peer_id != self._peer_id
+        )
         local = local and all(link is not None and link.linked[1] for link in links)
         with self._changed:
             if self._epoch is not epoch or self._is_ready:
@@ -450,6 +449,9 @@ class DataPlane:
         linked = self._linked.get((frame.tag, frame.number))
         if linked is not None:
             linked.data(epoch.members.index(link.peer_id), frame, body)
+
+    def _unlist(self, key: Key) -> None:
+        self._linked.pop(key, None)
 
     def _to_all(self, frame: Frame, body: bytes) -> None:
         epoch = self._epoch

@@ -84,7 +84,13 @@ def piece_of(buffer: Bytes, offset: int, length: int) -> memoryview:
     """A part of a buffer; `ProtocolError` outside it."""
     if offset + length > len(buffer):
         raise ProtocolError(f"a piece of {length} bytes at {offset} of {len(buffer)}")
-    return memoryview(buffer)[offset : offset + length]
+    return buffer.data[offset : offset + length]
+
+
+def _share(count: int, size: int, align: int) -> int:
+    """An equal part of so many elements, rounded up to whole groups."""
+    groups = -(-count // align)
+    return -(-groups // size) * align
 
 
 def as_bytes(array: Array) -> Bytes:
@@ -105,7 +111,7 @@ class Direct(Program):
         mine = self._inputs[self.rank]
         show(self.task, mine)
         for step in range(1, self.size):
-            self.port.send((self.rank + step) % self.size, 0, 0, memoryview(mine))
+            self.port.send((self.rank + step) % self.size, 0, 0, mine.data)
 
     def destination(self, rank: int, slot: int, offset: int, length: int) -> memoryview:
         return piece_of(self._inputs[rank], offset, length)
@@ -117,8 +123,8 @@ class Direct(Program):
 class Ring(Program):
     """Reduce-scatter around the ring, and then all-gather, scatter or gather of what each rank has reduced.
 
-    Chunk c starts at rank c+1 and ends, complete, at rank c. Slots 0 to n-2 are the steps of the first half, n-1 to 2n-3
-    those of the second; a piece goes on to the next rank as soon as it was combined here.
+    Chunk c starts at rank c+1 and ends, complete, at rank c. Slots 0 to n-2 are the steps of the first half, n-1 to
+    2n-3 those of the second; a piece goes on to the next rank as soon as it was combined here.
     """
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
@@ -128,7 +134,7 @@ class Ring(Program):
         self._send, self._combine = task.send, task.combine
         total = count * self.size if kind is Kind.REDUCE_SCATTER else count
         align = 1 if kind is Kind.REDUCE_SCATTER else max(1, 64 // item)
-        each = count if kind is Kind.REDUCE_SCATTER else -(-(-(-count // self.size)) // align) * align
+        each = count if kind is Kind.REDUCE_SCATTER else _share(count, self.size, align)
         self._bounds = [min(rank * each, total) for rank in range(self.size + 1)]
         self._bounds[self.size] = total
         whole = kind is Kind.ALL_REDUCE or (kind is Kind.REDUCE and task.out is not None)
@@ -147,7 +153,7 @@ class Ring(Program):
 
     def begin(self) -> None:
         first = self._chunk(self._send, (self.rank - 1) % self.size)
-        self.port.send(self.right, 0, 0, memoryview(as_bytes(first)))
+        self.port.send(self.right, 0, 0, as_bytes(first).data)
 
     def _chunk_of(self, rank: int, slot: int) -> int:
         """Which chunk such a piece belongs to."""
@@ -179,16 +185,16 @@ class Ring(Program):
         if slot == self._steps - 1:
             self._completed(piece, offset)
         elif slot < 2 * self._steps - 1 and not (self._gathers and slot >= self._steps):
-            self.port.send(self.right, slot + 1, offset, memoryview(as_bytes(piece)))
+            self.port.send(self.right, slot + 1, offset, as_bytes(piece).data)
 
     def _completed(self, piece: Array, offset: int) -> None:
         if self.task.average is not None:
             self.task.average(piece, self.size)
         kind, root = self.task.header.kind, self.task.header.root
         if kind is Kind.ALL_REDUCE:
-            self.port.send(self.right, self._steps, offset, memoryview(as_bytes(piece)))
+            self.port.send(self.right, self._steps, offset, as_bytes(piece).data)
         elif kind is Kind.REDUCE and self.rank != root:
-            self.port.send(root, self._steps, offset, memoryview(as_bytes(piece)))
+            self.port.send(root, self._steps, offset, as_bytes(piece).data)
 
     def finish(self) -> None:
         if self.task.header.kind is Kind.REDUCE_SCATTER:
@@ -209,7 +215,7 @@ class Packed(Program):
         assert task.quantizer is not None and task.send is not None
         self._quantizer, self._send = task.quantizer, task.send
         count = task.header.count
-        each = -(-(-(-count // self.size)) // BLOCK) * BLOCK
+        each = _share(count, self.size, BLOCK)
         self._bounds = [min(rank * each, count) for rank in range(self.size + 1)]
         self._bounds[self.size] = count
         self._piece = _PACKED_BLOCKS * self._quantizer.block_bytes
@@ -240,7 +246,7 @@ class Packed(Program):
                 piece = packed[offset : offset + self._piece]
                 self._quantizer.quantize(chunk[index * elements : (index + 1) * elements], piece)
                 if rank != self.rank:
-                    self.port.send(rank, self.CONTRIBUTION, offset, memoryview(piece))
+                    self.port.send(rank, self.CONTRIBUTION, offset, piece.data)
             self._keep.append(packed)
 
     def destination(self, rank: int, slot: int, offset: int, length: int) -> memoryview:
@@ -272,7 +278,7 @@ class Packed(Program):
         for step in range(1, self.size):
             rank = (self.rank + step) % self.size
             if self.task.header.kind is Kind.ALL_REDUCE or rank == root:
-                self.port.send(rank, self.RESULT, start, memoryview(result))
+                self.port.send(rank, self.RESULT, start, result.data)
 
     def finish(self) -> None:
         if self.task.out is not None:
@@ -297,7 +303,7 @@ class Chain(Program):
 
     def begin(self) -> None:
         if self._is_root:
-            self.port.send(self.right, 0, 0, memoryview(self._bytes))
+            self.port.send(self.right, 0, 0, self._bytes.data)
 
     def destination(self, rank: int, slot: int, offset: int, length: int) -> memoryview:
         if self._is_root or rank != (self.rank - 1) % self.size:
@@ -310,7 +316,7 @@ class Chain(Program):
 
 
 class Exchange(Program):
-    """All-gather, gather, scatter, all-to-all: every pair has at most one message, and it goes straight to its place."""
+    """All-gather, gather, scatter, all-to-all: each pair has at most one message, and it goes straight to its place."""
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
         super().__init__(task, epoch, port)
@@ -348,7 +354,7 @@ class Exchange(Program):
             rank = (self.rank + step) % self.size
             message = self._message_to(rank)
             if message is not None:
-                self.port.send(rank, 0, 0, memoryview(as_bytes(message)))
+                self.port.send(rank, 0, 0, as_bytes(message).data)
 
     def destination(self, rank: int, slot: int, offset: int, length: int) -> memoryview:
         if rank not in self._incoming:

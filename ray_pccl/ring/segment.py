@@ -1,7 +1,7 @@
 """The memory that a rank shows to the others of its host: its board, its slots, its windows.
 
-Each rank writes only its own segment; the others map it read-only, and the kernel holds them to it (a seal), so a zombie
-that wakes up can't write into live memory (R8). It has no name: the kernel frees it with the last process.
+Each rank writes only its own segment; the others map it read-only, and the kernel holds them to it (a seal), so a
+zombie that wakes up can't write into live memory (R8). It has no name: the kernel frees it with the last process.
 
 The board has an entry for each tag. An entry's words are written in an order, and read in the opposite one: `FLAG` is
 set last and read last. `IDENT` (epoch and tag) changes only while the flag is invalid.

@@ -1,8 +1,8 @@
 """Operations through shared memory, on one host.
 
 Small ones (`express`): every rank copies its input into its slot, publishes it, and makes its result from all slots.
-*Published* serves as *prepared*: whoever froze without having returned makes the result again from the slots, which stay
-as they are until everyone is past them. Large ones (`blocks`) pass through windows in rounds: copy in what others
+*Published* serves as *prepared*: whoever froze without having returned makes the result again from the slots, which
+stay as they are until everyone is past them. Large ones (`blocks`) pass through windows in rounds: copy in what others
 need, reduce your own slice, copy out theirs; then *prepared* is a flag of its own.
 
 Both are generators that yield whenever they have to wait for another rank, so that a thread can drive one or many.
@@ -248,11 +248,7 @@ class SharedMemory:
         _fence()
         return [key for key, attempt in list(self.published.items()) if attempt.all_published()]
 
-    def sleep(self, seen: int, timeout_s: float) -> None:
-        """Sleeps until someone rings. The caller has noted `seen`, called `doze(True)` and looked once more."""
-        self.bell.wait(seen, timeout_s)
-
-    def doze(self, asleep: bool) -> None:  # noqa: FBT001
+    def doze(self, *, asleep: bool) -> None:
         """Says that one more thread is about to sleep, or has woken."""
         with self._lock:
             self._sleepers += 1 if asleep else -1

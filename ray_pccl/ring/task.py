@@ -93,7 +93,7 @@ class Attempt:
         ours, theirs = describe(self.packed), describe(header)
         text = (
             f"members do not agree on operation {self.key[1]} of tag {self.key[0]}: peer {me} (rank {self.epoch.rank}) "
-            f"called {ours}, peer {other} (rank {rank}) called {theirs}; call the same on every peer, or use another tag"
+            f"called {ours}, peer {other} (rank {rank}) called {theirs}; call the same on all, or use another tag"
         )
         return RefusedError(Failure("CollectiveMismatchError", text, {"calls": {me: ours, other: theirs}}))
 
