@@ -212,7 +212,7 @@ class Operations:
                 return None
             request.alone()
             return ReduceInfo(0, 0, 1, epoch.members)
-        attempt = plane.attempt(task, key, epoch, host, task.header.pack(), deadline)
+        attempt = plane.attempt(task, key, epoch, host, deadline)
         try:
             try:
                 plane.run(attempt, behind=behind)

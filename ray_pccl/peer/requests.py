@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ray_pccl.control.messages import Failure
@@ -17,13 +19,16 @@ from ray_pccl.ring.header import NO_ROOT, Header, Kind
 from ray_pccl.ring.kernels import check_reducible
 from ray_pccl.ring.quantization import quantizer
 from ray_pccl.ring.segment import TAG_MASK
-from ray_pccl.ring.task import Array, Epoch, RefusedError, Task
+from ray_pccl.ring.task import Array, Epoch, Recipe, RefusedError, Task
 from ray_pccl.ring.tensors import Operand, overlaps
 
 _TIMES_RECV = (Kind.ALL_GATHER, Kind.GATHER)
 _TIMES_SEND = (Kind.REDUCE_SCATTER, Kind.SCATTER)
 _ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
 _PLAIN = QuantizationOptions()
+_KEPT_RECIPES = 1024
+_recipes: dict[tuple[Any, ...], tuple[Recipe, QuantizationOptions]] = {}
+"""Those of the last calls: most programs make the same ones again and again."""
 
 
 class Request:
@@ -89,23 +94,35 @@ class Request:
         root = epoch.members.index(self.root_id) if self.root_id else NO_ROOT
         is_root = root == epoch.rank
         count = self._count(epoch, is_root=is_root)
-        none = self._options.algorithm is QuantizationAlgorithm.NONE
-        datatype = self._datatype
+        recipe = self._recipe(count, root)
+        sends = self.kind is not Kind.BROADCAST or is_root
+        keeps = self.kind not in (Kind.REDUCE, Kind.GATHER) or is_root
+        keeps = keeps and not (self.kind is Kind.BROADCAST and is_root)
+        send = self.send.array if self.send is not None and sends else None
+        return Task(recipe, send, self._out() if keeps else None)
+
+    def _recipe(self, count: int, root: int) -> Recipe:
+        datatype, options = self._datatype, self._options
+        key = (self.kind, count, id(datatype), id(self._op), id(options), self.retry, root)
+        known = _recipes.get(key)
+        if known is not None:
+            return known[0]
+        none = options.algorithm is QuantizationAlgorithm.NONE
         header = Header(
             self.kind,
             count,
             DataType.UINT8 if datatype is None else datatype,
             op=self._op,
-            algorithm=self._options.algorithm,
-            quantized=DataType.UINT8 if none else self._options.quantized_datatype,
+            algorithm=options.algorithm,
+            quantized=DataType.UINT8 if none else options.quantized_datatype,
             retry=self.retry,
             root=root,
         )
-        sends = self.kind is not Kind.BROADCAST or is_root
-        keeps = self.kind not in (Kind.REDUCE, Kind.GATHER) or is_root
-        keeps = keeps and not (self.kind is Kind.BROADCAST and is_root)
-        send = self.send.array if self.send is not None and sends else None
-        return Task(header, send, self._out() if keeps else None)
+        recipe = Recipe(header)
+        if len(_recipes) >= _KEPT_RECIPES:
+            _recipes.clear()
+        _recipes[key] = (recipe, options)  # which keeps its id from being given to another
+        return recipe
 
     def _count(self, epoch: Epoch, *, is_root: bool) -> int:
         send, recv, kind, size = self.send, self.recv, self.kind, epoch.size

@@ -19,44 +19,33 @@ from ray_pccl.ring.task import Array, Task
 _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
-def shown_bytes(task: Task, rank: int, size: int, of: int) -> int:
-    """How many bytes rank `of` shows; every rank can tell, since all agree on the header."""
-    kind, count = task.header.kind, task.header.count
-    if kind in (Kind.BROADCAST, Kind.SCATTER) and of != task.header.root:
-        return 0
-    if task.quantizer is not None:
-        return task.quantizer.packed_size(count)
-    times = size if kind in (Kind.SCATTER, Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER) else 1
-    return times * count * task.dtype.itemsize
-
-
 def show(task: Task, into: Bytes) -> None:
     """Writes this rank's input where the others will read it."""
     if not len(into):
         return
     assert task.send is not None
-    if task.quantizer is not None:
-        task.quantizer.quantize(task.send, into)
+    if task.recipe.quantizer is not None:
+        task.recipe.quantizer.quantize(task.send, into)
     else:
-        np.copyto(into.view(task.dtype), task.send)
+        np.copyto(into.view(task.recipe.dtype), task.send)
 
 
 def collect(task: Task, rank: int, inputs: Sequence[Bytes]) -> None:
     """Makes this rank's result from what every rank has shown."""
-    kind, out, count = task.header.kind, task.out, task.header.count
+    kind, out, count = task.recipe.header.kind, task.out, task.recipe.header.count
     if out is None or not count:
         return
-    arrays: list[Array] = [shown.view(task.dtype) for shown in inputs] if task.quantizer is None else []
+    arrays: list[Array] = [shown.view(task.recipe.dtype) for shown in inputs] if task.recipe.quantizer is None else []
     match kind:
-        case Kind.ALL_REDUCE | Kind.REDUCE if task.quantizer is not None:
+        case Kind.ALL_REDUCE | Kind.REDUCE if task.recipe.quantizer is not None:
             _sum_quantized(task, inputs, out)
         case Kind.ALL_REDUCE | Kind.REDUCE:
             reduce_arrays(task, arrays, out)
         case Kind.REDUCE_SCATTER:
             reduce_arrays(task, [array[rank * count : (rank + 1) * count] for array in arrays], out)
         case Kind.BROADCAST:
-            if rank != task.header.root:
-                np.copyto(out, arrays[task.header.root])
+            if rank != task.recipe.header.root:
+                np.copyto(out, arrays[task.recipe.header.root])
         case Kind.ALL_GATHER | Kind.GATHER:
             for place, array in enumerate(arrays):
                 np.copyto(out[place * count : (place + 1) * count], array)
@@ -64,12 +53,12 @@ def collect(task: Task, rank: int, inputs: Sequence[Bytes]) -> None:
             for place, array in enumerate(arrays):
                 np.copyto(out[place * count : (place + 1) * count], array[rank * count : (rank + 1) * count])
         case Kind.SCATTER:
-            np.copyto(out, arrays[task.header.root][rank * count : (rank + 1) * count])
+            np.copyto(out, arrays[task.recipe.header.root][rank * count : (rank + 1) * count])
 
 
 def reduce_arrays(task: Task, arrays: Sequence[Array], out: Array) -> None:
     """Combines in rank order, and divides an average."""
-    combine = task.combine
+    combine = task.recipe.combine
     assert combine is not None
     if len(arrays) == 1:
         np.copyto(out, arrays[0])
@@ -77,32 +66,32 @@ def reduce_arrays(task: Task, arrays: Sequence[Array], out: Array) -> None:
         combine(arrays[0], arrays[1], out)
         for array in arrays[2:]:
             combine(out, array, out)
-    if task.average is not None:
-        task.average(out, len(arrays))
+    if task.recipe.average is not None:
+        task.recipe.average(out, len(arrays))
 
 
 def _sum_quantized(task: Task, inputs: Sequence[Bytes], out: Array) -> None:
-    assert task.quantizer is not None
+    assert task.recipe.quantizer is not None
     packed = np.empty(len(inputs[0]), np.uint8)
     reduce_packed(task, inputs, len(out), packed)
-    task.quantizer.store(packed, out)
+    task.recipe.quantizer.store(packed, out)
 
 
 def reduce_packed(task: Task, inputs: Sequence[Bytes], count: int, packed: Bytes) -> None:
     """Sums what quantised inputs stand for, in rank order, and quantises the sum: every rank takes just that value."""
-    quantizer = task.quantizer
+    quantizer = task.recipe.quantizer
     assert quantizer is not None
     total = np.empty(count, quantizer.compute_dtype)
     quantizer.dequantize(inputs[0], total, count)
-    if task.header.op in (ReduceOp.SUM, ReduceOp.AVG):
+    if task.recipe.header.op in (ReduceOp.SUM, ReduceOp.AVG):
         for shown in inputs[1:]:
             quantizer.add_dequantized(shown, total)
     else:
-        wide = combiner(task.header.op, DataType.DOUBLE if total.dtype.itemsize == 8 else DataType.FLOAT)
+        wide = combiner(task.recipe.header.op, DataType.DOUBLE if total.dtype.itemsize == 8 else DataType.FLOAT)
         each = np.empty_like(total)
         for shown in inputs[1:]:
             quantizer.dequantize(shown, each, count)
             wide(total, each, total)
-    if task.average is not None:
+    if task.recipe.average is not None:
         total /= len(inputs)
     quantizer.quantize(total, packed)

@@ -103,7 +103,7 @@ class DataPlane:
 
     def follow(self, epoch: int, rank: int, members: tuple[Member, ...]) -> None:
         """A new epoch was decided: link up with its members."""
-        new = Epoch(epoch, rank, tuple(member.peer_id for member in members))
+        new = Epoch(epoch, rank, tuple(member.peer_id for member in members), len(members))
         addresses = {member.peer_id: member.address for member in members}
         with self._changed:
             self._epoch, self._host, self._is_ready = new, None, False
@@ -160,12 +160,12 @@ class DataPlane:
             if self._ending is not None and not done():
                 raise self._ending
 
-    def attempt(self, task: Task, key: Key, epoch: Epoch, host: Host | None, packed: bytes, deadline: float) -> Attempt:
+    def attempt(self, task: Task, key: Key, epoch: Epoch, host: Host | None, deadline: float) -> Attempt:
         """An attempt that holds its epoch open: the next one begins when this one has left."""
         attempt = (
-            Attempt(task, key, epoch, packed, self._ledger, deadline)
+            Attempt(task, key, epoch, self._ledger, deadline)
             if host is None
-            else SharedAttempt(task, key, host, packed, self._ledger, deadline)
+            else SharedAttempt(task, key, host, self._ledger, deadline)
         )
         with self._lock:
             if self._closed_epoch >= epoch.number:

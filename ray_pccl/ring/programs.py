@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ray_pccl.errors import ProtocolError
-from ray_pccl.ring.collect import collect, reduce_packed, show, shown_bytes
+from ray_pccl.ring.collect import collect, reduce_packed, show
 from ray_pccl.ring.header import Kind
 from ray_pccl.ring.quantization import BLOCK
 from ray_pccl.ring.segment import Bytes
@@ -67,11 +67,10 @@ class Program:
 
 def program_for(task: Task, epoch: Epoch, port: Port) -> Program:
     """The program that suits an operation; a function of its header and the epoch, so that all choose the same."""
-    kind = task.header.kind
-    largest = max(shown_bytes(task, epoch.rank, epoch.size, rank) for rank in range(epoch.size))
-    if largest <= DIRECT_BYTES:
+    kind = task.recipe.header.kind
+    if max(task.recipe.shown(epoch.size)) <= DIRECT_BYTES:
         return Direct(task, epoch, port)
-    if kind in (Kind.ALL_REDUCE, Kind.REDUCE) and task.quantizer is not None:
+    if kind in (Kind.ALL_REDUCE, Kind.REDUCE) and task.recipe.quantizer is not None:
         return Packed(task, epoch, port)
     if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
         return Ring(task, epoch, port)
@@ -103,7 +102,7 @@ class Direct(Program):
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
         super().__init__(task, epoch, port)
-        sizes = [shown_bytes(task, self.rank, self.size, rank) for rank in range(self.size)]
+        sizes = task.recipe.shown(self.size)
         self._inputs: list[Bytes] = [np.empty(size, np.uint8) for size in sizes]
         self.due = sum(sizes) - sizes[self.rank]
 
@@ -129,9 +128,9 @@ class Ring(Program):
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
         super().__init__(task, epoch, port)
-        assert task.send is not None and task.combine is not None
-        kind, count, item = task.header.kind, task.header.count, task.dtype.itemsize
-        self._send, self._combine = task.send, task.combine
+        assert task.send is not None and task.recipe.combine is not None
+        kind, count, item = task.recipe.header.kind, task.recipe.header.count, task.recipe.dtype.itemsize
+        self._send, self._combine = task.send, task.recipe.combine
         total = count * self.size if kind is Kind.REDUCE_SCATTER else count
         align = 1 if kind is Kind.REDUCE_SCATTER else max(1, 64 // item)
         each = count if kind is Kind.REDUCE_SCATTER else _share(count, self.size, align)
@@ -139,13 +138,13 @@ class Ring(Program):
         self._bounds[self.size] = total
         whole = kind is Kind.ALL_REDUCE or (kind is Kind.REDUCE and task.out is not None)
         assert not whole or task.out is not None
-        self._work: Array = task.out if whole and task.out is not None else np.empty(total, task.dtype)
+        self._work: Array = task.out if whole and task.out is not None else np.empty(total, task.recipe.dtype)
         sizes = [(self._bounds[c + 1] - self._bounds[c]) * item for c in range(self.size)]
         self._sizes = sizes
         self._steps = self.size - 1
         self.due = sum(sizes) - sizes[(self.rank - 1) % self.size]  # all but the chunk that starts here
         self._gathers = kind is Kind.REDUCE
-        if kind is Kind.ALL_REDUCE or (self._gathers and self.rank == task.header.root):
+        if kind is Kind.ALL_REDUCE or (self._gathers and self.rank == task.recipe.header.root):
             self.due += sum(sizes) - sizes[self.rank]
 
     def _chunk(self, array: Array, chunk: int) -> Array:
@@ -160,14 +159,14 @@ class Ring(Program):
         if self._gathers and slot == self._steps:
             return rank
         left = (self.rank - 1) % self.size
-        if rank != left or slot >= (2 if self.task.header.kind is Kind.ALL_REDUCE else 1) * self._steps:
+        if rank != left or slot >= (2 if self.task.recipe.header.kind is Kind.ALL_REDUCE else 1) * self._steps:
             raise ProtocolError(f"no data for slot {slot} is due from rank {rank}")
         back = slot + 2 if slot < self._steps else slot - self._steps + 1
         return (self.rank - back) % self.size
 
     def destination(self, rank: int, slot: int, offset: int, length: int) -> memoryview:
         chunk = self._chunk_of(rank, slot)
-        item = self.task.dtype.itemsize
+        item = self.task.recipe.dtype.itemsize
         if offset + length > self._sizes[chunk] or offset % item or length % item:
             raise ProtocolError(f"a piece of {length} bytes at {offset} of a chunk of {self._sizes[chunk]}")
         if slot < self._steps:
@@ -176,11 +175,11 @@ class Ring(Program):
 
     def take(self, rank: int, slot: int, offset: int, body: memoryview) -> None:
         chunk = self._chunk_of(rank, slot)
-        item = self.task.dtype.itemsize
+        item = self.task.recipe.dtype.itemsize
         part = slice(offset // item, (offset + body.nbytes) // item)
         piece = self._chunk(self._work, chunk)[part]
         if slot < self._steps:
-            arriving = np.frombuffer(body, self.task.dtype)
+            arriving = np.frombuffer(body, self.task.recipe.dtype)
             self._combine(arriving, self._chunk(self._send, chunk)[part], piece)
         if slot == self._steps - 1:
             self._completed(piece, offset)
@@ -188,16 +187,16 @@ class Ring(Program):
             self.port.send(self.right, slot + 1, offset, as_bytes(piece).data)
 
     def _completed(self, piece: Array, offset: int) -> None:
-        if self.task.average is not None:
-            self.task.average(piece, self.size)
-        kind, root = self.task.header.kind, self.task.header.root
+        if self.task.recipe.average is not None:
+            self.task.recipe.average(piece, self.size)
+        kind, root = self.task.recipe.header.kind, self.task.recipe.header.root
         if kind is Kind.ALL_REDUCE:
             self.port.send(self.right, self._steps, offset, as_bytes(piece).data)
         elif kind is Kind.REDUCE and self.rank != root:
             self.port.send(root, self._steps, offset, as_bytes(piece).data)
 
     def finish(self) -> None:
-        if self.task.header.kind is Kind.REDUCE_SCATTER:
+        if self.task.recipe.header.kind is Kind.REDUCE_SCATTER:
             assert self.task.out is not None
             np.copyto(self.task.out, self._chunk(self._work, self.rank))
 
@@ -212,9 +211,9 @@ class Packed(Program):
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
         super().__init__(task, epoch, port)
-        assert task.quantizer is not None and task.send is not None
-        self._quantizer, self._send = task.quantizer, task.send
-        count = task.header.count
+        assert task.recipe.quantizer is not None and task.send is not None
+        self._quantizer, self._send = task.recipe.quantizer, task.send
+        count = task.recipe.header.count
         each = _share(count, self.size, BLOCK)
         self._bounds = [min(rank * each, count) for rank in range(self.size + 1)]
         self._bounds[self.size] = count
@@ -274,10 +273,10 @@ class Packed(Program):
         self._keep.append(result)
         if self.task.out is not None:
             self._quantizer.store(result, self.task.out[low:high])
-        root = self.task.header.root
+        root = self.task.recipe.header.root
         for step in range(1, self.size):
             rank = (self.rank + step) % self.size
-            if self.task.header.kind is Kind.ALL_REDUCE or rank == root:
+            if self.task.recipe.header.kind is Kind.ALL_REDUCE or rank == root:
                 self.port.send(rank, self.RESULT, start, result.data)
 
     def finish(self) -> None:
@@ -293,11 +292,11 @@ class Chain(Program):
 
     def __init__(self, task: Task, epoch: Epoch, port: Port) -> None:
         super().__init__(task, epoch, port)
-        self._is_root = self.rank == task.header.root
+        self._is_root = self.rank == task.recipe.header.root
         memory = task.send if self._is_root else task.out
         assert memory is not None
         self._bytes = as_bytes(memory)
-        self._last = self.right == task.header.root
+        self._last = self.right == task.recipe.header.root
         if not self._is_root:
             self.due = len(self._bytes)
 
@@ -328,12 +327,12 @@ class Exchange(Program):
         self.due = sum(len(place) for place in self._incoming.values())
 
     def _part(self, array: Array | None, rank: int) -> Array | None:
-        count = self.task.header.count
+        count = self.task.recipe.header.count
         return None if array is None else array[rank * count : (rank + 1) * count]
 
     def _place_of(self, source: int) -> Array | None:
         """Where the message of a rank belongs, if it sends one."""
-        out, kind, root = self.task.out, self.task.header.kind, self.task.header.root
+        out, kind, root = self.task.out, self.task.recipe.header.kind, self.task.recipe.header.root
         if kind is Kind.SCATTER:
             return out if source == root else None
         if kind is Kind.GATHER and self.rank != root:
@@ -342,7 +341,7 @@ class Exchange(Program):
 
     def _message_to(self, target: int) -> Array | None:
         """What a rank gets from this one, if anything."""
-        send, kind, root = self.task.send, self.task.header.kind, self.task.header.root
+        send, kind, root = self.task.send, self.task.recipe.header.kind, self.task.recipe.header.root
         if kind is Kind.SCATTER:
             return self._part(send, target) if self.rank == root else None
         if kind is Kind.ALL_TO_ALL:

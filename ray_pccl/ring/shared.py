@@ -20,7 +20,7 @@ import numpy as np
 from ray_pccl.peer.ledger import Key, Ledger
 from ray_pccl.ring import fault_points
 from ray_pccl.ring.bell import Bell
-from ray_pccl.ring.collect import collect, reduce_arrays, reduce_packed, show, shown_bytes
+from ray_pccl.ring.collect import collect, reduce_arrays, reduce_packed, show
 from ray_pccl.ring.header import Kind
 from ray_pccl.ring.quantization import BLOCK
 from ray_pccl.ring.segment import (
@@ -86,8 +86,8 @@ class SharedAttempt(Attempt):
 
     __slots__ = ("at", "flag", "host", "ident", "moves", "publishes", "window")
 
-    def __init__(self, task: Task, key: Key, host: Host, packed: bytes, ledger: Ledger, deadline: float) -> None:
-        super().__init__(task, key, host.epoch, packed, ledger, deadline)
+    def __init__(self, task: Task, key: Key, host: Host, ledger: Ledger, deadline: float) -> None:
+        super().__init__(task, key, host.epoch, ledger, deadline)
         self.host = host
         tag, number = self.key
         self.ident = ident_of(self.epoch.number, tag)
@@ -96,9 +96,7 @@ class SharedAttempt(Attempt):
         self.moves = 0
         """Grows with every step, so that whoever drives it knows that it goes on."""
         self.window = -1
-        epoch = host.epoch
-        sizes = [shown_bytes(task, epoch.rank, epoch.size, rank) for rank in range(epoch.size)]
-        self.publishes = max(sizes) <= SLOT_BYTES
+        self.publishes = max(task.recipe.shown(host.epoch.size)) <= SLOT_BYTES
         """Whether it is small: its published input serves as *prepared*."""
 
     # ------------------------------------------------------------------------------------------------- the board
@@ -265,9 +263,9 @@ class SharedMemory:
 
 def suits(task: Task, epoch: Epoch) -> bool:
     """Whether the operation goes through shared memory; if not, its board entry only announces it."""
-    if task.header.kind in (Kind.ALL_REDUCE, Kind.REDUCE):
+    if task.recipe.header.kind in (Kind.ALL_REDUCE, Kind.REDUCE):
         return True
-    return all(shown_bytes(task, epoch.rank, epoch.size, rank) <= SLOT_BYTES for rank in range(epoch.size))
+    return max(task.recipe.shown(epoch.size)) <= SLOT_BYTES
 
 
 def run(shared: SharedMemory, attempt: SharedAttempt) -> Steps:
@@ -278,7 +276,8 @@ def run(shared: SharedMemory, attempt: SharedAttempt) -> Steps:
 def _express(shared: SharedMemory, attempt: SharedAttempt) -> Steps:
     task, epoch, number = attempt.task, attempt.epoch, attempt.key[1]
     yield from attempt.claim()
-    size = shown_bytes(task, epoch.rank, epoch.size, epoch.rank)
+    shown = task.recipe.shown(epoch.size)
+    size = shown[epoch.rank]
     show(task, attempt.host.own.slot(attempt.at, number, size))
     shared.published[attempt.key] = attempt  # before anyone can count on it
     fault_points.reach("before_publish")
@@ -291,18 +290,17 @@ def _express(shared: SharedMemory, attempt: SharedAttempt) -> Steps:
     yield from attempt.commit()
     fault_points.reach("committed")
     attempt.tx = size * (epoch.size - 1)
-    attempt.rx = sum(shown_bytes(task, epoch.rank, epoch.size, rank) for rank in attempt.host.others)
+    attempt.rx = sum(shown) - size
 
 
 def slots(attempt: SharedAttempt) -> list[Bytes]:
     """What every rank has published; also a dead one's, whose memory stays mapped."""
-    epoch, tag, number = attempt.epoch, *attempt.key
+    tag, number = attempt.key
     found = []
-    for rank in range(epoch.size):
-        segment = attempt.host.segments[rank]
+    for segment, size in zip(attempt.host.segments, attempt.task.recipe.shown(attempt.epoch.size), strict=True):
         at = segment.find(tag)
         assert at is not None
-        found.append(segment.slot(at, number, shown_bytes(attempt.task, epoch.rank, epoch.size, rank)))
+        found.append(segment.slot(at, number, size))
     return found
 
 
@@ -318,13 +316,13 @@ class _Round:
 
 
 def _rounds(attempt: SharedAttempt) -> list[_Round]:
-    task, size, count = attempt.task, attempt.epoch.size, attempt.task.header.count
-    if task.quantizer is not None:
+    task, size, count = attempt.task, attempt.epoch.size, attempt.task.recipe.header.count
+    if task.recipe.quantizer is not None:
         align = BLOCK
-        each = max(1, PART_BYTES // task.quantizer.block_bytes // size) * size * BLOCK
+        each = max(1, PART_BYTES // task.recipe.quantizer.block_bytes // size) * size * BLOCK
     else:
-        align = max(1, ALIGNMENT // task.dtype.itemsize)
-        each = PART_BYTES // task.dtype.itemsize // (size * align) * (size * align)
+        align = max(1, ALIGNMENT // task.recipe.dtype.itemsize)
+        each = PART_BYTES // task.recipe.dtype.itemsize // (size * align) * (size * align)
     return [_Round(first, min(first + each, count), size, align) for first in range(0, count, each)]
 
 
@@ -335,7 +333,7 @@ def _blocks(attempt: SharedAttempt) -> Steps:
     yield from attempt.wait_entered()
     yield from _agree_on_window(attempt)
     try:
-        passage = _Packed(attempt) if task.quantizer is not None else _Plain(attempt)
+        passage = _Packed(attempt) if task.recipe.quantizer is not None else _Plain(attempt)
         rounds = _rounds(attempt)
         passage.copy_in(0, rounds[0])
         attempt.reach(FIRST_ROUND)
@@ -389,7 +387,7 @@ class _Plain:
 
     def __init__(self, attempt: SharedAttempt) -> None:
         self._task, self._rank, self._attempt = attempt.task, attempt.epoch.rank, attempt
-        window, dtype = attempt.window, attempt.task.dtype
+        window, dtype = attempt.window, attempt.task.recipe.dtype
         self._parts: list[list[Array]] = [
             [segment.part(window, part).view(dtype) for part in range(PARTS)] for segment in attempt.host.segments
         ]
@@ -401,7 +399,7 @@ class _Plain:
         low, high = round_.bounds[self._rank], round_.bounds[self._rank + 1]
         np.copyto(window[: low - first], self._send[first:low])
         np.copyto(window[high - first : round_.last - first], self._send[high : round_.last])
-        self._attempt.tx += (low - first + round_.last - high) * self._task.dtype.itemsize
+        self._attempt.tx += (low - first + round_.last - high) * self._task.recipe.dtype.itemsize
 
     def reduce(self, part: int, round_: _Round) -> None:
         low, high = round_.bounds[self._rank], round_.bounds[self._rank + 1]
@@ -424,16 +422,16 @@ class _Plain:
             low, high = round_.bounds[rank], round_.bounds[rank + 1]
             if rank != self._rank and low < high:
                 np.copyto(self._task.out[low:high], parts[part][low - round_.first : high - round_.first])
-                self._attempt.rx += (high - low) * self._task.dtype.itemsize
+                self._attempt.rx += (high - low) * self._task.recipe.dtype.itemsize
 
 
 class _Packed:
     """Quantised blocks pass through the window; every rank's own contribution is quantised, too."""
 
     def __init__(self, attempt: SharedAttempt) -> None:
-        assert attempt.task.quantizer is not None and attempt.task.send is not None
+        assert attempt.task.recipe.quantizer is not None and attempt.task.send is not None
         self._task, self._rank, self._attempt = attempt.task, attempt.epoch.rank, attempt
-        self._quantizer, self._send = attempt.task.quantizer, attempt.task.send
+        self._quantizer, self._send = attempt.task.recipe.quantizer, attempt.task.send
         window = attempt.window
         self._parts = [[segment.part(window, part) for part in range(PARTS)] for segment in attempt.host.segments]
 

@@ -29,16 +29,13 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-class Task:
-    """What is to be done: flat arrays of the storage type, and how they are combined.
+class Recipe:
+    """All that follows from a header alone: how inputs are combined, and how much each rank shows to the others."""
 
-    `send` is what this rank contributes, `out` where its result is built; either may be None where the rank has none.
-    """
-
-    def __init__(self, header: Header, send: Array | None, out: Array | None) -> None:
+    def __init__(self, header: Header) -> None:
         self.header = header
-        self.send = send
-        self.out = out
+        self.packed = header.pack()
+        """The header as it is shown to the others."""
         self.dtype = storage_dtype(header.datatype)
         self.combine: Combine | None = None
         self.average: Callable[[Array, int], None] | None = None
@@ -48,6 +45,37 @@ class Task:
             if header.op is ReduceOp.AVG:
                 self.average = averager(header.datatype)
             self.quantizer = quantizer(QuantizationOptions(header.quantized, header.algorithm), header.datatype)
+        self._shown: dict[int, tuple[int, ...]] = {}
+
+    def shown(self, size: int) -> tuple[int, ...]:
+        """How many bytes each of so many ranks shows where everyone shows its whole input to everyone."""
+        known = self._shown.get(size)
+        if known is None:
+            known = self._shown[size] = tuple(self._shown_by(rank, size) for rank in range(size))
+        return known
+
+    def _shown_by(self, rank: int, size: int) -> int:
+        kind, count, root = self.header.kind, self.header.count, self.header.root
+        if kind in (Kind.BROADCAST, Kind.SCATTER) and rank != root:
+            return 0
+        if self.quantizer is not None:
+            return self.quantizer.packed_size(count)
+        times = size if kind in (Kind.SCATTER, Kind.ALL_TO_ALL, Kind.REDUCE_SCATTER) else 1
+        return times * count * self.dtype.itemsize
+
+
+class Task:
+    """What is to be done with which flat arrays of the storage type.
+
+    `send` is what this rank contributes, `out` where its result is built; either may be None where the rank has none.
+    """
+
+    __slots__ = ("out", "recipe", "send")
+
+    def __init__(self, recipe: Recipe, send: Array | None, out: Array | None) -> None:
+        self.recipe = recipe
+        self.send = send
+        self.out = out
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +85,7 @@ class Epoch:
     number: int
     rank: int
     members: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """How many members."""
-        return len(self.members)
+    size: int
 
 
 class Attempt:
@@ -69,12 +93,11 @@ class Attempt:
 
     __slots__ = ("deadline", "epoch", "key", "ledger", "packed", "prepared", "rx", "stop", "task", "tx")
 
-    def __init__(self, task: Task, key: Key, epoch: Epoch, packed: bytes, ledger: Ledger, deadline: float) -> None:
+    def __init__(self, task: Task, key: Key, epoch: Epoch, ledger: Ledger, deadline: float) -> None:
         self.task = task
         self.key = key
         self.epoch = epoch
-        self.packed = packed
-        """The header as it is shown to the others."""
+        self.packed = task.recipe.packed
         self.ledger = ledger
         self.deadline = deadline
         self.stop: Exception | None = None
