@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ray_pccl.peer.communicator import Communicator
     from ray_pccl.peer.handles import Handle, Status
     from ray_pccl.peer.store import Store
+    from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
     from ray_pccl.types import Attribute, Member, MembershipChange, MembershipEvent
 
@@ -100,6 +101,8 @@ __all__ = [
     "TooFewPeersError",
     "UsageError",
     "__version__",
+    "empty",
+    "empty_like",
     "start_master",
     "stop_master",
 ]
@@ -124,6 +127,8 @@ _HOME_OF = {
     "Settings": "settings",
     "Status": "peer.handles",
     "Store": "peer.store",
+    "empty": "ring.arena",
+    "empty_like": "ring.arena",
     "start_master": "driver.master",
     "stop_master": "driver.master",
 }

@@ -20,6 +20,8 @@ from ray_pccl.errors import ProtocolError, SettingsError
 HANDSHAKE_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 2.0
 MAX_ID_BYTES = 512
+FDS = 3
+"""What goes across with an introduction on one host: segment, bell, arena."""
 TRANSPORTS = ("auto", "shm", "tcp")
 _LENGTH = struct.Struct(">H")
 _CREDENTIALS = struct.Struct("3i")
@@ -79,7 +81,7 @@ class Meeting:
     sock: socket.socket
     peer_id: str
     fds: list[int]
-    """The other's segment and bell, if both sides showed theirs."""
+    """The other's memory, if both sides showed theirs."""
     local: bool
 
 
@@ -160,7 +162,7 @@ def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int]]:
     fds: list[int] = []
     try:
         if local:
-            data, fds, _, _ = socket.recv_fds(sock, 1, 2)
+            data, fds, _, _ = socket.recv_fds(sock, 1, FDS)
         else:
             data = sock.recv(1)
         if not data:

@@ -20,6 +20,7 @@ from ray_pccl.control.messages import Failure, error_of
 from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError
 from ray_pccl.peer.ledger import FrozenError, Key, Ledger
 from ray_pccl.ring import bell, dialing, shared
+from ray_pccl.ring.arena import Arena
 from ray_pccl.ring.bell import Bell
 from ray_pccl.ring.driving import Driver, drive
 from ray_pccl.ring.link import Link
@@ -27,7 +28,7 @@ from ray_pccl.ring.linked import LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.messaging import Messages
 from ray_pccl.ring.segment import Segment
-from ray_pccl.ring.shared import ENTERED, Host, SharedAttempt, SharedMemory
+from ray_pccl.ring.shared import ENTERED, Host, Neighbour, SharedAttempt, SharedMemory
 from ray_pccl.ring.task import Attempt, Epoch, Task
 from ray_pccl.ring.wire import Frame, Type
 from ray_pccl.types import Member
@@ -50,8 +51,8 @@ class DataPlane:
         self._transport = transport
         self._ledger = ledger
         self._report: Callable[[int, str], None] = lambda _epoch, _peer_id: None
-        self.memory = SharedMemory() if transport != "tcp" and bell.supported() else None
-        fds = [self.memory.own.fd, self.memory.bell.fd] if self.memory is not None else []
+        self.memory = _shared_memory(transport)
+        fds = self.memory.fds if self.memory is not None else []
         self._driver = Driver(self.memory) if self.memory is not None else None
         self._mesh = Mesh(self, peer_id, key, host, transport, fds)
         self.address = str(self._mesh.address)
@@ -67,7 +68,7 @@ class DataPlane:
         # Of the mesh's thread alone:
         self._addresses: dict[str, str] = {}
         self._links: dict[str, Link] = {}
-        self._memories: dict[str, tuple[Segment, Bell]] = {}
+        self._memories: dict[str, Neighbour] = {}
         self._linked: dict[Key, LinkedAttempt] = {}
         self._early: dict[Key, dict[int, bytes]] = {}
         self._said_linked = 0
@@ -329,9 +330,9 @@ class DataPlane:
 
     def _host_of(self, epoch: Epoch) -> Host:
         assert self.memory is not None
-        own = (self.memory.own, self.memory.bell)
-        all_ = [own if peer_id == self._peer_id else self._memories[peer_id] for peer_id in epoch.members]
-        return Host(epoch, self.memory.own, [segment for segment, _ in all_], [rung for _, rung in all_])
+        mine = Neighbour(self.memory.own, self.memory.bell, self.memory.arena)
+        members = [mine if peer_id == self._peer_id else self._memories[peer_id] for peer_id in epoch.members]
+        return Host(epoch, self.memory.own, members)
 
     def met(self, link: Link, fds: list[int]) -> None:
         """A link was made; a newer one takes the place of an older one."""
@@ -340,9 +341,9 @@ class DataPlane:
         if old is not None:
             self._mesh.drop(old, ConnectionError("the peer has made a new connection"))
         self._memories.pop(link.peer_id, None)
-        if len(fds) == 2 and self.memory is not None:
+        if len(fds) == dialing.FDS and self.memory is not None:
             try:
-                self._memories[link.peer_id] = (Segment(fds[0]), Bell(fds[1]))
+                self._memories[link.peer_id] = Neighbour(Segment(fds[0]), Bell(fds[1]), Arena(fds[2]))
             except (OSError, ValueError, ProtocolError) as error:
                 log.warning("no shared memory with peer %s: %s", link.peer_id, error)
         dialing.close_all(fds)  # what is mapped stays
@@ -487,3 +488,13 @@ def _announced(attempt: SharedAttempt) -> shared.Steps:
     """An operation that goes over links, in an epoch of shared memory: all meet at the board before paths part."""
     yield from attempt.claim()
     attempt.post(ENTERED)
+
+
+def _shared_memory(transport: str) -> SharedMemory | None:
+    if transport == "tcp" or not bell.supported():
+        return None
+    try:
+        return SharedMemory()
+    except OSError as error:  # a limit on address space, for instance
+        log.warning("no shared memory: %s; peers on one host use sockets", error)
+        return None

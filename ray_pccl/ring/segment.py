@@ -22,7 +22,7 @@ ENTRIES = 128
 ENTRY_WORDS = 16
 CLOSED, ASLEEP = 0, 8
 """Words of the first page: the epoch up to which nothing published counts any more, and how many threads sleep."""
-IDENT, FLAG, DONE, WINDOW, HEADERS = 0, 1, 2, 3, 8
+IDENT, FLAG, DONE, WINDOW, SOURCE, HEADERS = 0, 1, 2, 3, 4, 8
 """Words of an entry. Headers alternate with the operation's number, like the slots."""
 HEADER_WORDS = HEADER_BYTES // 8
 INVALID = -1
@@ -50,6 +50,16 @@ def ident_of(epoch: int, tag: int) -> int:
     return epoch << TAG_BITS | tag
 
 
+def seal(fd: int) -> None:
+    """From now on nobody else can map the file for writing, and nobody can change its size."""
+    fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether the file can't be cut short under who has mapped it."""
+    return bool(fcntl.fcntl(fd, _GET_SEALS) & _SEAL_SHRINK)
+
+
 class Segment:
     """A mapped segment: one's own, writable, or another's, read-only."""
 
@@ -58,7 +68,7 @@ class Segment:
         if fd is None:
             fd = os.memfd_create("ray_pccl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, SEGMENT_BYTES)
-        elif os.fstat(fd).st_size != SEGMENT_BYTES or not fcntl.fcntl(fd, _GET_SEALS) & _SEAL_SHRINK:
+        elif os.fstat(fd).st_size != SEGMENT_BYTES or not is_sealed(fd):
             raise ProtocolError("the memory that a neighbour sent is not a segment of this version")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if own else 0)
         self._map = mmap.mmap(fd, SEGMENT_BYTES, prot=protection)
@@ -69,7 +79,7 @@ class Segment:
         self._idents = board.reshape(ENTRIES, ENTRY_WORDS)[:, IDENT]
         self._entry_of: dict[int, int] = {}
         if own:
-            fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+            seal(fd)
             self._idents[:] = INVALID
             self.words[CLOSED] = 0
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ray_pccl.peer.ledger import Key, Ledger
 from ray_pccl.ring import fault_points
+from ray_pccl.ring.arena import Arena, offset_in_own, own_arena
 from ray_pccl.ring.bell import Bell
 from ray_pccl.ring.collect import collect, reduce_arrays, reduce_packed, show
 from ray_pccl.ring.header import Kind
@@ -32,6 +34,7 @@ from ray_pccl.ring.segment import (
     PART_BYTES,
     PARTS,
     SLOT_BYTES,
+    SOURCE,
     STAGE_BITS,
     WINDOW,
     WINDOWS,
@@ -52,15 +55,25 @@ ALIGNMENT = 64
 """Slices begin at cache lines."""
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What a process of this host shows: its segment, its bell, and its tensors that need no copying."""
+
+    segment: Segment
+    bell: Bell
+    arena: Arena
+
+
 class Host:
     """The members of one epoch, all on this host, by rank."""
 
-    def __init__(self, epoch: Epoch, own: OwnSegment, segments: Sequence[Segment], bells: Sequence[Bell]) -> None:
+    def __init__(self, epoch: Epoch, own: OwnSegment, neighbours: Sequence[Neighbour]) -> None:
         self.epoch = epoch
         self.own = own
-        self.segments = segments
+        self.neighbours = neighbours
+        self.segments = [neighbour.segment for neighbour in neighbours]
         self.others = [rank for rank in range(epoch.size) if rank != epoch.rank]
-        self._asleep = [(segments[rank].words, bells[rank]) for rank in self.others]
+        self._asleep = [(neighbours[rank].segment.words, neighbours[rank].bell) for rank in self.others]
         self.lock = threading.Lock()
         self.windows = list(range(WINDOWS))
         """At rank 0: the windows that no operation uses."""
@@ -235,10 +248,16 @@ class SharedMemory:
     def __init__(self) -> None:
         self.own = OwnSegment()
         self.bell = Bell()
+        self.arena = own_arena()
         self.published: dict[Key, SharedAttempt] = {}
         """Small operations that may be counted on by others, although this peer has not returned."""
         self._sleepers = 0
         self._lock = threading.Lock()
+
+    @property
+    def fds(self) -> list[int]:
+        """What neighbours need to see this process's memory."""
+        return [self.own.fd, self.bell.fd, self.arena.fd]
 
     def close_boards(self, epoch: int) -> list[Key]:
         """Freezes: from now on nobody commits with what is published here. Returns what all had published before."""
@@ -329,6 +348,8 @@ def _rounds(attempt: SharedAttempt) -> list[_Round]:
 def _blocks(attempt: SharedAttempt) -> Steps:
     task, epoch, host = attempt.task, attempt.epoch, attempt.host
     yield from attempt.claim()
+    offset = offset_in_own(task.send) if task.send is not None and task.recipe.quantizer is None else None
+    host.own.words[attempt.at + SOURCE] = 0 if offset is None else offset + 1
     attempt.post(ENTERED)
     yield from attempt.wait_entered()
     yield from _agree_on_window(attempt)
@@ -393,8 +414,28 @@ class _Plain:
         ]
         assert attempt.task.send is not None
         self._send = attempt.task.send
+        self._whole = [self._source(rank) for rank in range(attempt.epoch.size)]
+        """The inputs that lie in an arena, whole; None for those that pass through the window."""
+
+    def _source(self, rank: int) -> Array | None:
+        neighbour = self._attempt.host.neighbours[rank]
+        at = neighbour.segment.find(self._attempt.key[0])
+        assert at is not None
+        offset = neighbour.segment.words[at + SOURCE] - 1
+        if offset < 0:
+            return None
+        size = self._task.recipe.header.count * self._task.recipe.dtype.itemsize
+        return neighbour.arena.bytes[offset : offset + size].view(self._task.recipe.dtype)
+
+    def _input(self, rank: int, part: int, round_: _Round, low: int, high: int) -> Array:
+        whole = self._whole[rank]
+        if whole is not None:
+            return whole[low:high]
+        return self._parts[rank][part][low - round_.first : high - round_.first]
 
     def copy_in(self, part: int, round_: _Round) -> None:
+        if self._whole[self._rank] is not None:
+            return
         window, first = self._parts[self._rank][part], round_.first
         low, high = round_.bounds[self._rank], round_.bounds[self._rank + 1]
         np.copyto(window[: low - first], self._send[first:low])
@@ -405,10 +446,9 @@ class _Plain:
         low, high = round_.bounds[self._rank], round_.bounds[self._rank + 1]
         if low == high:
             return
-        at = slice(low - round_.first, high - round_.first)
-        arrays = [parts[part][at] for parts in self._parts]
-        shown = arrays[self._rank]
+        arrays = [self._input(rank, part, round_, low, high) for rank in range(len(self._parts))]
         arrays[self._rank] = self._send[low:high]
+        shown = self._parts[self._rank][part][low - round_.first : high - round_.first]
         if self._task.out is None:
             reduce_arrays(self._task, arrays, shown)
         else:
