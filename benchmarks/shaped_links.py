@@ -198,7 +198,7 @@ def report(rate: float, seconds: dict[Work, list[float]]) -> dict[str, float]:
     bound = 2 * (HOSTS - 1) / HOSTS * PLAIN.nbytes / rate
     share, speedup = bound / plain, plain / quantized
     lines = [
-        ["one plain TCP stream", f"{8 * rate / 1e6:.0f} Mbit/s", "-", "-"],
+        ["one plain TCP stream, the fastest", f"{8 * rate / 1e6:.0f} Mbit/s", "-", "-"],
         ["64 MiB float32 in the least time", f"{1000 * bound:.0f} ms", "-", "-"],
         ["64 MiB float32, ours", f"{1000 * plain:.0f} ms", "-", "-"],
         _judged(
@@ -207,8 +207,11 @@ def report(rate: float, seconds: dict[Work, list[float]]) -> dict[str, float]:
         ["64 MiB in 8 bits, ours", f"{1000 * quantized:.0f} ms", "-", "-"],
         _judged("times as fast as float32", f"{speedup:.2f}", f">= {TARGET_SPEEDUP:g}", speedup, TARGET_SPEEDUP),
     ]
-    print_table([f"{HOSTS} hosts", "median", "target", "met"], lines)
-    print("\nThe least time is 2(n-1)/n times the bytes at the rate of the plain stream. A time is the slowest rank's.")
+    print_table([f"{HOSTS} hosts", "found", "target", "met"], lines)
+    print("\nThe least time is 2(n-1)/n times the bytes at the rate of the plain stream, the fastest of four.")
+    print("A time is the slowest rank's.")
+    if share > 1:
+        print("More than is possible: the plain streams were disturbed, so the share says nothing. Run it again.")
     return {
         "stream_bytes_per_s": rate,
         "float32_s": plain,
@@ -244,8 +247,10 @@ def main() -> int:
     try:
         with shaped_hosts(arguments.rate) as hosts:
             progress("one plain TCP stream")
-            rate = stream_rate(hosts)
+            rate = max(stream_rate(hosts) for _ in range(2))
             seconds = all_reduce_seconds(hosts, 1 if arguments.quick else 5)
+            # A disturbed stream would make ours look better than it is: the fastest counts.
+            rate = max(rate, *(stream_rate(hosts) for _ in range(2)))
     except NotPermitted as reason:
         print(f"nothing is measured, because network namespaces can't be had here: {reason}")
         return 0
@@ -258,7 +263,7 @@ def main() -> int:
     figures = report(rate, seconds)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"machine": machine([]), **figures}, indent=2) + "\n")
-    return 0 if figures["share"] >= TARGET_SHARE and figures["speedup"] >= TARGET_SPEEDUP else 1
+    return 0 if TARGET_SHARE <= figures["share"] <= 1 and figures["speedup"] >= TARGET_SPEEDUP else 1
 
 
 if __name__ == "__main__":

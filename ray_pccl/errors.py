@@ -7,7 +7,7 @@ program may want to read is an attribute too. All of them pickle, so they cross 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 
 class PCCLError(Exception):
@@ -24,6 +24,10 @@ class PCCLError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., PCCLError], tuple[Any, ...]]:
         return _rebuild, (type(self), str(self), self.details)
+
+    def again(self) -> Self:
+        """The same error, for another who is to raise it: one that was raised holds the frames that it passed."""
+        return type(self)(str(self), **self.details)
 
 
 def _rebuild(cls: type[PCCLError], message: str, details: dict[str, Any]) -> PCCLError:

@@ -271,7 +271,7 @@ class Membership:
         if self.standing is Standing.MEMBER:
             return
         if self.ending is not None:
-            raise type(self.ending)(str(self.ending), **self.ending.details)
+            raise self.ending.again()
         raise NotConnectedError(
             f"the communicator is no member of group {self.identity.group!r} yet: call connect() first"
         )

@@ -76,8 +76,7 @@ def drive(shared: SharedMemory, attempt: SharedAttempt, steps: Steps) -> None:
 
 def check(attempt: SharedAttempt) -> None:
     """Raises if the attempt was stopped, or has waited for too long for others to enter."""
-    if attempt.stop is not None:
-        raise attempt.stop
+    attempt.check()
     if time.monotonic() >= attempt.deadline and not attempt.prepared and attempt.withdraw():
         raise attempt.too_late(attempt.entered)
 

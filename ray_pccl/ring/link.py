@@ -75,6 +75,7 @@ class Link:
         self._receiver = Receiver(self)
         self._queue: deque[_Outgoing] = deque()
         self._writing = False
+        self._scratch = memoryview(b"")
 
     # ----------------------------------------------------------------------------------------------------- out
 
@@ -125,6 +126,12 @@ class Link:
                 raise ConnectionError("the other side closed the connection")
             taken += count
             self._receiver.received(count)
+
+    def scratch(self, length: int) -> memoryview:
+        """Memory for the piece that is being received, until the next one."""
+        if len(self._scratch) < length:
+            self._scratch = memoryview(bytearray(length))
+        return self._scratch[:length]
 
     def drop(self, matches: Callable[[Frame], bool]) -> None:
         """Drops the rest of such a frame, if it is just being received."""

@@ -30,7 +30,6 @@ class LinkedAttempt:
         self._heard: set[int] = set()
         self._held: dict[int, list[tuple[Frame, memoryview]]] = {}
         self._headers: dict[int, bytes] = {}
-        self._scratch = memoryview(b"")
         self._program = program_for(attempt.task, attempt.epoch, self)
 
     # ------------------------------------------------------------------------------------------ for the program
@@ -49,11 +48,9 @@ class LinkedAttempt:
         if rank in self._entered:
             self._flush(self._links[rank])
 
-    def scratch(self, length: int) -> memoryview:
+    def scratch(self, rank: int, length: int) -> memoryview:
         """Memory for one piece."""
-        if len(self._scratch) < length:
-            self._scratch = memoryview(bytearray(length))
-        return self._scratch[:length]
+        return self._links[rank].scratch(length)
 
     # -------------------------------------------------------------------------------------------- what happens
 
@@ -140,7 +137,7 @@ class LinkedAttempt:
 
     def _stopped(self) -> bool:
         if self.attempt.stop is not None:
-            self.end(self.attempt.stop)
+            self.end(self.attempt.stop.again())
         return self.ended.is_set()
 
     def end(self, error: BaseException | None) -> None:
@@ -153,6 +150,7 @@ class LinkedAttempt:
             if error is not None:
                 link.release(self)
             link.drop(lambda frame: (frame.epoch, frame.tag, frame.number) == (epoch, tag, number))
+        self._program.close()
         self._on_end()
         self.ended.set()
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Failure, error_of
-from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError
+from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError, UsageError
 from ray_pccl.peer.ledger import FrozenError, Key, Ledger
 from ray_pccl.ring import bell, dialing, shared
 from ray_pccl.ring.arena import Arena
@@ -131,7 +131,7 @@ class DataPlane:
             self._changed.notify_all()
         return published
 
-    def _stop_all(self, error: Exception) -> None:
+    def _stop_all(self, error: PCCLError) -> None:
         for attempt in self._attempts.values():
             if attempt.stop is None:
                 attempt.stop = error
@@ -147,8 +147,13 @@ class DataPlane:
         with self._changed:
             while True:
                 if self._ending is not None:
-                    raise self._ending
+                    raise self._ending.again()
                 if self._is_ready and self._epoch is not None and self._closed_epoch < self._epoch.number:
+                    if self._transport == "shm" and self._host is None and self._epoch.size > 1:
+                        raise UsageError(
+                            "RAY_PCCL_TRANSPORT=shm, but not all members share memory: use RAY_PCCL_TRANSPORT=auto, or "
+                            "start all peers on one host, with this transport"
+                        )
                     return self._epoch, self._host
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise TimeoutError
@@ -159,7 +164,7 @@ class DataPlane:
             if not done() and self._ending is None:
                 self._changed.wait(timeout_s)
             if self._ending is not None and not done():
-                raise self._ending
+                raise self._ending.again()
 
     def attempt(self, task: Task, key: Key, epoch: Epoch, host: Host | None, deadline: float) -> Attempt:
         """An attempt that holds its epoch open: the next one begins when this one has left."""
@@ -181,15 +186,14 @@ class DataPlane:
 
         `behind`: the caller is a thread of the library, so the one that drives all such operations takes the steps.
         """
-        if attempt.stop is not None:
-            raise attempt.stop
+        attempt.check()
         if not isinstance(attempt, SharedAttempt):
             self._run_linked(attempt)
             return
         with self._lock:
             memory, driver = self.memory, self._driver
         if memory is None or driver is None:
-            raise self._ending or NotConnectedError("the communicator was closed")
+            raise NotConnectedError("the communicator was closed")
         through_memory = shared.suits(attempt.task, attempt.epoch)
         steps = shared.run(memory, attempt) if through_memory else _announced(attempt)
         if behind:
@@ -199,7 +203,7 @@ class DataPlane:
         if not through_memory:
             self._run_linked(attempt)
 
-    def stop(self, attempt: Attempt, error: Exception) -> None:
+    def stop(self, attempt: Attempt, error: PCCLError) -> None:
         """Has an attempt over links end, and waits until none of the caller's memory is touched any more."""
         attempt.stop = error
         stopped = threading.Event()
@@ -257,8 +261,7 @@ class DataPlane:
         self._mesh.call(begin_and_say)
         begun.wait()
         while not linked:
-            if attempt.stop is not None:
-                raise attempt.stop
+            attempt.check()
             self.wait_changed(0.05, lambda: attempt.stop is not None)
         linked[0].ended.wait()
         if linked[0].error is not None:

@@ -30,8 +30,8 @@ class Port(Protocol):
     def send(self, rank: int, slot: int, offset: int, view: memoryview) -> None:
         """Sends memory that stays as it is until the operation ends; cut into pieces if it is large."""
 
-    def scratch(self, length: int) -> memoryview:
-        """Memory for one piece, until the next one arrives on the same link."""
+    def scratch(self, rank: int, length: int) -> memoryview:
+        """Memory for one piece, until the next one arrives from the same rank."""
 
 
 class Program:
@@ -63,6 +63,10 @@ class Program:
 
     def finish(self) -> None:
         """All that was due is there: completes the result."""
+
+    def close(self) -> None:
+        """Nothing more will happen: lets go of the port, which holds on to the program."""
+        del self.port
 
 
 def program_for(task: Task, epoch: Epoch, port: Port) -> Program:
@@ -170,7 +174,7 @@ class Ring(Program):
         if offset + length > self._sizes[chunk] or offset % item or length % item:
             raise ProtocolError(f"a piece of {length} bytes at {offset} of a chunk of {self._sizes[chunk]}")
         if slot < self._steps:
-            return self.port.scratch(length)
+            return self.port.scratch(rank, length)
         return piece_of(as_bytes(self._chunk(self._work, chunk)), offset, length)
 
     def take(self, rank: int, slot: int, offset: int, body: memoryview) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_pccl.control.messages import Failure
 from ray_pccl.descriptors import QuantizationOptions, ReduceOp
+from ray_pccl.errors import PCCLError
 from ray_pccl.peer.ledger import Key, Ledger
 from ray_pccl.ring.header import Header, Kind, describe
 from ray_pccl.ring.kernels import averager, combiner, storage_dtype
@@ -100,10 +101,15 @@ class Attempt:
         self.packed = task.recipe.packed
         self.ledger = ledger
         self.deadline = deadline
-        self.stop: Exception | None = None
+        self.stop: PCCLError | None = None
         """Why it is not to go on; set by any thread."""
         self.prepared = False
         self.tx = self.rx = 0
+
+    def check(self) -> None:
+        """Raises why the attempt is not to go on, if it is not."""
+        if self.stop is not None:
+            raise self.stop.again()
 
     def prepare(self) -> None:
         """The result is complete: say so in the ledger, before anyone else hears of it."""
