@@ -140,6 +140,11 @@ class Ledger:
         with self._lock:
             self.operations.pop(key, None)
 
+    def snapshot(self) -> dict[Key, Operation]:
+        """All operations that are kept."""
+        with self._lock:
+            return dict(self.operations)
+
     def freeze(self) -> None:
         """Nothing moves any more until `settle`."""
         with self._lock:

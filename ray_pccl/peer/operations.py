@@ -164,6 +164,7 @@ class Operations:
                     fault_points.reach("before_retry")
                     ledger.again(key, epoch.number, now)
             except FrozenError:
+                self._plane.wait_changed(_LOOK_S, lambda: not ledger.frozen)
                 continue
             assert operation is not None
             if operation.state is _FAILED:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 
+from ray_pccl.errors import NotConnectedError
 from ray_pccl.ring.shared import SharedAttempt, SharedMemory, Steps
 
 log = logging.getLogger("ray_pccl.ring")
@@ -95,6 +96,8 @@ class Driver:
         """Has the thread take all steps, and waits for the end."""
         ride = _Ride(attempt, steps)
         with self._condition:
+            if self._closed:
+                raise NotConnectedError("the communicator was closed")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ray_pccl-driver", daemon=True)
                 self._thread.start()

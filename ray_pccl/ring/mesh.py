@@ -39,6 +39,9 @@ class Owner(Handler, Protocol):
     def tick(self, now: float) -> None:
         """Time passes."""
 
+    def over(self) -> None:
+        """The thread ends: nothing will happen any more."""
+
 
 class Mesh:
     """Listens, dials, and runs the loop. Every public method may be called from any thread unless it says otherwise."""
@@ -57,6 +60,7 @@ class Mesh:
         self._handshakes = 0
         self._dialling: dict[str, int] = {}
         self._closed = False
+        self._over = False
         self._dirty: set[Link] = set()
         for sock in (self._woken, self._waker, *self._listeners):
             sock.setblocking(False)
@@ -71,10 +75,15 @@ class Mesh:
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Has the thread run a function soon."""
+        """Has the thread run a function soon; one that has ended runs nothing more."""
         self._calls.append(function)
         with contextlib.suppress(OSError):  # full: it will wake anyhow; closed: it runs nothing more
             self._waker.send(b"\0")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread runs nothing more."""
+        return self._over
 
     @property
     def in_thread(self) -> bool:
@@ -177,6 +186,10 @@ class Mesh:
             log.exception("a call in the mesh's thread failed")
 
     def _end(self) -> None:
+        self._over = True
+        while self._calls:
+            self._guarded(self._calls.popleft())
+        self._guarded(self._owner.over)
         for link in list(self._links):
             link.sock.close()
         for sock in [*self._listeners, self._woken, self._waker]:

@@ -27,6 +27,7 @@ from ray_pccl.ring.link import Link
 from ray_pccl.ring.linked import LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.messaging import Messages
+from ray_pccl.ring.past import KEPT, Past
 from ray_pccl.ring.segment import Segment
 from ray_pccl.ring.shared import ENTERED, Host, Neighbour, SharedAttempt, SharedMemory
 from ray_pccl.ring.task import Attempt, Epoch, Task
@@ -38,6 +39,7 @@ log = logging.getLogger("ray_pccl.ring")
 LINK_TIMEOUT_S = 10.0
 """How long members may take to link up before the missing links are reported."""
 STOP_TIMEOUT_S = 5.0
+LOOK_S = 0.05
 MAX_EARLY = 4096
 _encoder = msgspec.msgpack.Encoder()
 _failures: msgspec.msgpack.Decoder[Failure] = msgspec.msgpack.Decoder(Failure)
@@ -74,6 +76,7 @@ class DataPlane:
         self._said_linked = 0
         self._link_deadline = 0.0
         self.messages = Messages(self)
+        self._past = Past(ledger)
         ledger.close_boards = self._close_boards
 
     @classmethod
@@ -259,10 +262,12 @@ class DataPlane:
                 begun.set()
 
         self._mesh.call(begin_and_say)
-        begun.wait()
+        while not begun.wait(LOOK_S):
+            if self._mesh.is_over:
+                raise NotConnectedError("the communicator was closed")
         while not linked:
             attempt.check()
-            self.wait_changed(0.05, lambda: attempt.stop is not None)
+            self.wait_changed(LOOK_S, lambda: attempt.stop is not None)
         linked[0].ended.wait()
         if linked[0].error is not None:
             raise linked[0].error
@@ -282,6 +287,7 @@ class DataPlane:
             if peer_id < self._peer_id and peer_id not in self._links:
                 self._dial(epoch, peer_id, address)
         self.messages.move(epoch)
+        self._past.move()
         self._announce()
 
     def _dial(self, epoch: Epoch, peer_id: str, address: str) -> None:
@@ -372,12 +378,24 @@ class DataPlane:
         self._tick_attempts()
         self.messages.tick(now)
         epoch = self._epoch
+        if epoch is not None and self._is_ready and len(self._ledger.operations) > KEPT:
+            body = self._past.to_tell()
+            if body:
+                self._to_all(Frame(Type.PAST, len(body), epoch.number), body)
+                self._past.forget(epoch.size - 1)
         if epoch is None or self._is_ready or self._ending is not None or now < self._link_deadline:
             return
         self._link_deadline = now + LINK_TIMEOUT_S
         for peer_id in epoch.members:
             if peer_id != self._peer_id and peer_id not in self._links:
                 self._report(epoch.number, peer_id)
+
+    def over(self) -> None:
+        """The mesh ends: so does all that waits for it."""
+        error = self._ending or NotConnectedError("the communicator was closed")
+        for linked in list(self._linked.values()):
+            linked.end(error.again())
+        self.messages.tick(time.monotonic())
 
     def _tick_attempts(self) -> None:
         now = time.monotonic()
@@ -410,6 +428,8 @@ class DataPlane:
                     linked.prepared(rank)
             case Type.REFUSE:
                 self._refused(key, frame.epoch, body)
+            case Type.PAST:
+                self._past.heard(link.peer_id, body, epoch.size - 1)
             case _:
                 self.messages.control(link, frame, body)
 
