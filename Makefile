@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-fast lint format bench clean
+.PHONY: help setup demo test test-fast soak lint format bench clean
 
 help:  ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,test,dev]"
 	touch $(READY)
 
-demo: $(READY)  ## A group forms, loses a peer and then its master, and goes on: a line per event.
+demo: $(READY)  ## A group sums tensors, loses a peer and then its master, and goes on: a line per event.
 	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## All tests, the fast ones first; then see that nothing was left behind.
@@ -29,6 +29,9 @@ test: $(READY)  ## All tests, the fast ones first; then see that nothing was lef
 test-fast: $(READY)  ## What one runs while coding: under two minutes.
 	$(PYTEST) -m "not slow and not ray" -n 2 -q
 
+soak: $(READY)  ## Kill peers and masters for MINUTES (10), with a progress line; SEED repeats a run.
+	$(BIN)/python -m tests.chaos.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
 lint: $(READY)  ## ruff and mypy --strict.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,7 +41,9 @@ format: $(READY)  ## Let ruff format everything.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## The figures of the README: recovery times, and the master under 1,000 peers.
+bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers.
+	$(BIN)/python benchmarks/allreduce.py
+	$(BIN)/python benchmarks/shaped_links.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/master_load.py
 

@@ -24,7 +24,7 @@ def test_the_quickstart_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "[(0, 3, 1, b'hello'), (1, 3, 1, b'hello'), (2, 3, 1, b'hello')]" in done.stdout
+    assert "[(0, 6.0, 3), (1, 6.0, 3), (2, 6.0, 3)]" in done.stdout
 
 
 def test_every_file_that_the_readme_points_to_exists() -> None:
