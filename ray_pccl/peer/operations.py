@@ -224,8 +224,10 @@ class Operations:
             except RefusedError as refused:
                 self._refuse(key, operation, epoch, refused)
                 return None
-            except (KeyboardInterrupt, SystemExit):
-                self._interrupted(attempt, operation)
+            except PCCLError:
+                raise
+            except BaseException as error:
+                self._interrupted(attempt, operation, error)
                 raise
             request.finish(keeps=task.out is not None)
         finally:
@@ -249,14 +251,14 @@ class Operations:
         self._plane.refuse(key, epoch, refused.failure)
         raise error_of(refused.failure)
 
-    def _interrupted(self, attempt: Attempt, operation: Operation) -> None:
+    def _interrupted(self, attempt: Attempt, operation: Operation, error: BaseException) -> None:
         """The caller gives up: if it still may, for everyone; if not, the others have what they need to commit."""
         if isinstance(attempt, SharedAttempt) and attempt.at >= 0 and not attempt.withdraw():
             with contextlib.suppress(FrozenError):  # frozen: it counts as prepared
                 attempt.commit_now()
             return
         me = attempt.epoch.members[attempt.epoch.rank]
-        failure = Failure("OperationTimeoutError", f"peer {me} was interrupted in the operation", {"calls": {}})
+        failure = Failure("PCCLError", f"peer {me} was interrupted in the operation: {type(error).__name__} {error}")
         with contextlib.suppress(PCCLError):
             self._refuse(attempt.key, operation, attempt.epoch, RefusedError(failure))
         self._plane.stop(attempt, error_of(failure))

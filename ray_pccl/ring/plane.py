@@ -64,6 +64,8 @@ class DataPlane:
         self._epoch: Epoch | None = None
         self._host: Host | None = None
         self._is_ready = False
+        self._open: tuple[Epoch, Host | None] | None = None
+        """The epoch, while it is ready and not frozen: what callers look at first, without the lock."""
         self._closed_epoch = 0
         self._ending: PCCLError | None = None
         self._attempts: dict[Key, Attempt] = {}
@@ -110,7 +112,7 @@ class DataPlane:
         new = Epoch(epoch, rank, tuple(member.peer_id for member in members), len(members))
         addresses = {member.peer_id: member.address for member in members}
         with self._changed:
-            self._epoch, self._host, self._is_ready = new, None, False
+            self._epoch, self._host, self._is_ready, self._open = new, None, False, None
             self._changed.notify_all()
         self._mesh.call(lambda: self._move(new, addresses))
 
@@ -119,6 +121,7 @@ class DataPlane:
         with self._changed:
             if self._ending is None:
                 self._ending = error
+            self._open = None
             self._stop_all(error)
             self._changed.notify_all()
 
@@ -128,14 +131,14 @@ class DataPlane:
             epoch = self._epoch
             if epoch is None:
                 return []
-            self._closed_epoch = epoch.number
+            self._closed_epoch, self._open = epoch.number, None
             published = self.memory.close_boards(epoch.number) if self.memory is not None else []
             self._stop_all(FrozenError(f"epoch {epoch.number} is frozen until the master has decided"))
             self._changed.notify_all()
         return published
 
     def _stop_all(self, error: PCCLError) -> None:
-        for attempt in self._attempts.values():
+        for attempt in list(self._attempts.values()):
             if attempt.stop is None:
                 attempt.stop = error
         if self._attempts:
@@ -147,12 +150,15 @@ class DataPlane:
 
     def await_ready(self, deadline: float) -> tuple[Epoch, Host | None]:
         """The present epoch, once all its members are ready in it."""
+        now_open = self._open
+        if now_open is not None:
+            return now_open
         with self._changed:
             while True:
                 if self._ending is not None:
                     raise self._ending.again()
                 if self._is_ready and self._epoch is not None and self._closed_epoch < self._epoch.number:
-                    if self._transport == "shm" and self._host is None and self._epoch.size > 1:
+                    if not self._transport_fits():
                         raise UsageError(
                             "RAY_PCCL_TRANSPORT=shm, but not all members share memory: use RAY_PCCL_TRANSPORT=auto, or "
                             "start all peers on one host, with this transport"
@@ -160,6 +166,10 @@ class DataPlane:
                     return self._epoch, self._host
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise TimeoutError
+
+    def _transport_fits(self) -> bool:
+        alone = self._epoch is None or self._epoch.size == 1
+        return self._transport != "shm" or self._host is not None or alone
 
     def wait_changed(self, timeout_s: float, done: Callable[[], bool]) -> None:
         """Waits until a condition that the control thread brings about, looking at least so often."""
@@ -176,12 +186,12 @@ class DataPlane:
             if host is None
             else SharedAttempt(task, key, host, self._ledger, deadline)
         )
-        with self._lock:
-            if self._closed_epoch >= epoch.number:
-                attempt.stop = FrozenError("the epoch froze before the operation began")
-            if self._ending is not None:
-                attempt.stop = self._ending
-            self._attempts[key] = attempt
+        # Without the lock: who freezes stores first and then looks for attempts, we do the opposite.
+        self._attempts[key] = attempt
+        if self._closed_epoch >= epoch.number:
+            attempt.stop = FrozenError("the epoch froze before the operation began")
+        if self._ending is not None:
+            attempt.stop = self._ending
         return attempt
 
     def run(self, attempt: Attempt, *, behind: bool) -> None:
@@ -193,8 +203,7 @@ class DataPlane:
         if not isinstance(attempt, SharedAttempt):
             self._run_linked(attempt)
             return
-        with self._lock:
-            memory, driver = self.memory, self._driver
+        memory, driver = self.memory, self._driver
         if memory is None or driver is None:
             raise NotConnectedError("the communicator was closed")
         through_memory = shared.suits(attempt.task, attempt.epoch)
@@ -222,14 +231,14 @@ class DataPlane:
 
     def leave(self, attempt: Attempt) -> None:
         """The attempt is over, and reads nothing any more."""
-        with self._lock:
-            if isinstance(attempt, SharedAttempt):
-                if self.memory is not None:
-                    self.memory.published.pop(attempt.key, None)
-                attempt.done()
-            self._attempts.pop(attempt.key, None)
-            if not self._is_ready:
-                self._mesh.call(self._announce)
+        if isinstance(attempt, SharedAttempt):
+            memory = self.memory
+            if memory is not None:
+                memory.published.pop(attempt.key, None)
+            attempt.done()
+        self._attempts.pop(attempt.key, None)
+        if not self._is_ready:
+            self._mesh.call(self._announce)
 
     def refuse(self, key: Key, epoch: Epoch, failure: Failure) -> None:
         """Tells all members that this peer has failed the operation."""
@@ -309,7 +318,7 @@ class DataPlane:
             return
         others = [peer_id for peer_id in epoch.members if peer_id != self._peer_id]
         with self._lock:
-            busy = any(attempt.epoch.number < epoch.number for attempt in self._attempts.values())
+            busy = any(attempt.epoch.number < epoch.number for attempt in list(self._attempts.values()))
         if busy or any(peer_id not in self._links for peer_id in others):
             return
         self._said_linked = epoch.number
@@ -334,6 +343,8 @@ class DataPlane:
                 return
             self._host = self._host_of(epoch) if local and epoch.size > 1 else None
             self._is_ready = True
+            if self._closed_epoch < epoch.number and self._ending is None and self._transport_fits():
+                self._open = (epoch, self._host)
             self._changed.notify_all()
         self.messages.resume()
 

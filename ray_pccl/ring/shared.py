@@ -88,16 +88,11 @@ class Host:
             if words[ASLEEP]:
                 bell.ring()
 
-    def closed(self) -> bool:
-        """Whether any member has frozen this epoch: then nothing published counts any more."""
-        number = self.epoch.number
-        return any(segment.words[CLOSED] >= number for segment in self.segments)
-
 
 class SharedAttempt(Attempt):
     """An attempt of which the others see an entry on this rank's board."""
 
-    __slots__ = ("at", "flag", "host", "ident", "moves", "publishes", "window")
+    __slots__ = ("at", "flag", "host", "ident", "moves", "places", "publishes", "window")
 
     def __init__(self, task: Task, key: Key, host: Host, ledger: Ledger, deadline: float) -> None:
         super().__init__(task, key, host.epoch, ledger, deadline)
@@ -106,6 +101,8 @@ class SharedAttempt(Attempt):
         self.ident = ident_of(self.epoch.number, tag)
         self.flag = number << STAGE_BITS
         self.at = -1
+        self.places: list[tuple[Segment, int]] = []
+        """Where the others' entries are, once they have entered."""
         self.moves = 0
         """Grows with every step, so that whoever drives it knows that it goes on."""
         self.window = -1
@@ -165,14 +162,16 @@ class SharedAttempt(Attempt):
         """Whether another rank has come this far."""
         return self.host.segments[rank].is_at_least(self.key[0], self.ident, self.flag + stage) is not None
 
-    def all_reached(self, stage: int) -> bool:
-        """Whether every rank has come this far."""
-        return all(self.has_reached(rank, stage) for rank in range(self.epoch.size))
+    def have_reached(self, stage: int) -> bool:
+        """Whether all others have come this far."""
+        return all(self.has_reached(rank, stage) for rank in self.host.others)
 
     def wait_all(self, stage: int) -> Steps:
         """Waits until all others have come this far."""
+        tag, ident, flag = self.key[0], self.ident, self.flag + stage
         for rank in self.host.others:
-            while not self.has_reached(rank, stage):
+            segment = self.host.segments[rank]
+            while segment.is_at_least(tag, ident, flag) is None:
                 yield
 
     def wait_entered(self) -> Steps:
@@ -185,6 +184,7 @@ class SharedAttempt(Attempt):
             header = segment.header(at, number)
             if header != self.packed:
                 raise self.mismatch(rank, header)
+            self.places.append((segment, at))
 
     def entered(self, rank: int) -> bytes | None:
         """The header that a rank has posted under this tag and number, if any."""
@@ -217,7 +217,12 @@ class SharedAttempt(Attempt):
 
     def _stands(self) -> bool:
         # Under the ledger's lock, whose acquisition orders our own stores before these loads.
-        return not self.host.closed() and self.all_reached(ENTERED)
+        number, flag = self.epoch.number, self.flag
+        for segment, at in self.places:
+            words = segment.words
+            if words[CLOSED] >= number or words[at + FLAG] < flag:
+                return False
+        return True
 
     def withdraw(self) -> bool:
         """Takes a published input back, for a refusal. False if all have published: then it may be committed."""
@@ -226,7 +231,7 @@ class SharedAttempt(Attempt):
             return True
         words[self.at + FLAG] = INVALID
         _fence()
-        if not all(self.has_reached(rank, PUBLISHED) for rank in self.host.others):
+        if not self.have_reached(PUBLISHED):
             return True
         words[self.at + FLAG] = self.flag + PUBLISHED
         _fence()
