@@ -36,6 +36,9 @@ class Owner(Handler, Protocol):
     def parted(self, link: Link, error: Exception) -> None:
         """A link broke."""
 
+    def missed(self, peer_id: str) -> None:
+        """A peer was not dialled to the end, since nobody wanted it any more."""
+
     def tick(self, now: float) -> None:
         """Time passes."""
 
@@ -58,7 +61,7 @@ class Mesh:
         self._woken, self._waker = socket.socketpair()
         self._links: set[Link] = set()
         self._handshakes = 0
-        self._dialling: dict[str, int] = {}
+        self._dialling: set[str] = set()
         self._closed = False
         self._over = False
         self._dirty: set[Link] = set()
@@ -119,11 +122,11 @@ class Mesh:
             link.sock.close()
             self._owner.parted(link, error)
 
-    def dial(self, address: str, epoch: int, peer_id: str, give_up: Callable[[], bool]) -> None:
-        """Makes a link to a peer, trying until it works or `give_up` says so."""
-        if self._dialling.get(peer_id) == epoch:
+    def dial(self, address: str, peer_id: str, give_up: Callable[[], bool]) -> None:
+        """Makes a link to a peer, trying until it works or `give_up` says so. One attempt at a time for each peer."""
+        if peer_id in self._dialling:
             return
-        self._dialling[peer_id] = epoch
+        self._dialling.add(peer_id)
         threading.Thread(target=self._dial, args=(address, peer_id, give_up), name="ray_pccl-dial", daemon=True).start()
 
     # ------------------------------------------------------------------------------------------------ the loop
@@ -229,23 +232,27 @@ class Mesh:
             try:
                 meeting = dialing.dial(Address.parse(address), self._transport, self._key, self._peer_id, self._fds)
             except (OSError, PCCLError) as error:
-                log.debug("peer %s can't be reached: %s", peer_id, error)
+                log.info("peer %s can't be reached: %s", peer_id, error)
                 time.sleep(REDIAL_S)
                 continue
-            if meeting.peer_id != peer_id:
-                meeting.sock.close()
-                dialing.close_all(meeting.fds)
-                time.sleep(REDIAL_S)
-                continue
-            self.call(partial(self._meet, meeting))
-            return
+            if meeting.peer_id == peer_id:
+                self.call(partial(self._meet, meeting))
+                return
+            meeting.sock.close()
+            dialing.close_all(meeting.fds)
+            time.sleep(REDIAL_S)
+        self.call(partial(self._give_up, peer_id))
+
+    def _give_up(self, peer_id: str) -> None:
+        self._dialling.discard(peer_id)
+        self._owner.missed(peer_id)
 
     def _meet(self, meeting: Meeting) -> None:
         link = Link(meeting.sock, meeting.peer_id, self._owner, local=meeting.local)
         link.wants_write = self._wants_write
         self._links.add(link)
         self._selector.register(link.sock, selectors.EVENT_READ, link)
-        self._dialling.pop(link.peer_id, None)
+        self._dialling.discard(link.peer_id)
         self._owner.met(link, meeting.fds)
 
 

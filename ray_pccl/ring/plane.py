@@ -292,18 +292,22 @@ class DataPlane:
         for peer_id, link in list(self._links.items()):
             if peer_id not in addresses:
                 self._forget(link)
-        for peer_id, address in addresses.items():
-            if peer_id < self._peer_id and peer_id not in self._links:
-                self._dial(epoch, peer_id, address)
+        for peer_id in addresses:
+            self.missed(peer_id)
         self.messages.move(epoch)
         self._past.move()
         self._announce()
 
-    def _dial(self, epoch: Epoch, peer_id: str, address: str) -> None:
-        def give_up() -> bool:
-            return self._epoch is not epoch or self._ending is not None
+    def missed(self, peer_id: str) -> None:
+        """There may be no link to a peer: dials it, if it is a member and this side's to dial."""
 
-        self._mesh.dial(address, epoch.number, peer_id, give_up)
+        def give_up() -> bool:
+            epoch = self._epoch
+            return epoch is None or peer_id not in epoch.members or self._ending is not None
+
+        address = self._addresses.get(peer_id)
+        if address is not None and peer_id < self._peer_id and peer_id not in self._links and not give_up():
+            self._mesh.dial(address, peer_id, give_up)
 
     def _forget(self, link: Link) -> None:
         if self._links.get(link.peer_id) is link:
