@@ -57,6 +57,8 @@ class Ledger:
         """What the data plane does first when the epoch freezes: nobody may count on this peer's published inputs from
         then on. It returns the operations whose inputs were all published before: these are prepared (R8)."""
         self._numbers: dict[int, int] = {}
+        self._oldest: dict[int, int] = {}
+        """Of each tag, the last number known to be committed here: all before it are forgotten."""
         self._lock = threading.RLock()  # a signal handler may come while we hold it
 
     def enter(self, tag: int, epoch: int, now: float, *, retry: bool = True, root: str = "") -> Key:
@@ -93,7 +95,7 @@ class Ledger:
             operation.state = _PREPARED
 
     def commit(self, key: Key, now: float, stands: Callable[[], bool] = _always) -> bool:
-        """The peer heard *prepared* from all members. All of them are past the one before it (R2).
+        """The peer heard *prepared* from all members. All of them are past those before it (R2).
 
         `stands` is asked last, under the lock: what it doubts does not commit, and the answer is False.
         """
@@ -105,7 +107,10 @@ class Ledger:
             if operation.state is _FAILED:
                 raise PCCLError(f"operation {key} has failed: it can't commit")
             operation.state = _COMMITTED
-            self.operations.pop((key[0], key[1] - 1), None)
+            tag, number = key
+            for past in range(self._oldest.get(tag, 0), number):
+                self.operations.pop((tag, past), None)
+            self._oldest[tag] = number
             return True
 
     def fail(self, key: Key, failure: Failure, now: float) -> None:
@@ -178,6 +183,7 @@ class Ledger:
             if restart_numbers:
                 self.operations.clear()
                 self._numbers.clear()
+                self._oldest.clear()
             self.frozen = False
             self.lease_missed = False
 

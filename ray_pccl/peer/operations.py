@@ -16,7 +16,7 @@ from ray_pccl.descriptors import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
 )
-from ray_pccl.errors import MasterUnreachableError, OperationTimeoutError, PCCLError, UsageError
+from ray_pccl.errors import MasterUnreachableError, OperationTimeoutError, PCCLError, PeerEvictedError, UsageError
 from ray_pccl.peer.connection import MasterConnection
 from ray_pccl.peer.handles import Handle, Workers
 from ray_pccl.peer.ledger import FrozenError, Key, Operation
@@ -238,6 +238,11 @@ class Operations:
         """The master decided that it commits: every survivor has its result, or all it needs to make it (R8)."""
         if isinstance(attempt, SharedAttempt) and attempt.publishes and not attempt.prepared:
             collect(attempt.task, attempt.epoch.rank, slots(attempt))
+            # Nobody of our epoch writes before we have left this one: if someone did, we are in none any more.
+            if not attempt.all_published():
+                self._plane.wait_changed(self._membership.settings.heartbeat_timeout_s, lambda: False)
+                text = "this peer was evicted while it made the result of an operation"
+                raise PeerEvictedError(text, reason="it was too slow")
 
     def _refuse(self, key: Key, operation: Operation, epoch: Epoch, refused: RefusedError) -> None:
         """Fails for good, and has everyone else fail the same way. Returns if it has to be tried again first."""

@@ -70,6 +70,8 @@ class Link:
         self.local = local
         self.linked = (0, False)
         """The last epoch that the other said it is ready in, and whether it could use shared memory there."""
+        self.early: memoryview | None = None
+        """Where a small piece goes that belongs to an operation not yet entered."""
         self.wants_write: Callable[[Link, bool], None] = lambda _link, _wants: None
         self._handler = handler
         self._receiver = Receiver(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from ray_pccl.errors import ProtocolError
 from ray_pccl.ring import fault_points
@@ -14,18 +15,28 @@ from ray_pccl.ring.task import Attempt
 from ray_pccl.ring.wire import PIECE_BYTES, Frame, Type
 
 
+def _nothing() -> None:
+    """Before it has begun there is nothing to end."""
+
+
+@dataclass(slots=True)
+class Early:
+    """What the others have sent of an operation that this peer has not entered."""
+
+    headers: dict[int, bytes] = field(default_factory=dict)
+    pieces: list[tuple[int, Frame, memoryview]] = field(default_factory=list)
+
+
 class LinkedAttempt:
     """Drives a program by the frames that arrive, and tells the others how far this rank is."""
 
-    def __init__(
-        self, attempt: Attempt, links: Mapping[int, Link], flush: Callable[[Link], None], ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, attempt: Attempt, flush: Callable[[Link], None]) -> None:
         self.attempt = attempt
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        self._links = links
+        self._links: Mapping[int, Link] = {}
         self._flush = flush
-        self._on_end = ended
+        self._on_end: Callable[[], None] = _nothing
         self._entered: set[int] = {attempt.epoch.rank}
         self._heard: set[int] = set()
         self._held: dict[int, list[tuple[Frame, memoryview]]] = {}
@@ -40,13 +51,12 @@ class LinkedAttempt:
         for start in range(0, view.nbytes, PIECE_BYTES):
             piece = view[start : start + PIECE_BYTES]
             frame = Frame(Type.DATA, piece.nbytes, epoch, tag, number, slot, offset + start)
-            if rank in self._entered:
+            if rank in self._entered or self._program.eager:
                 self._links[rank].send_data(frame, piece, self)
             else:
                 self._held.setdefault(rank, []).append((frame, piece))
         self.attempt.tx += view.nbytes
-        if rank in self._entered:
-            self._flush(self._links[rank])
+        self._flush(self._links[rank])
 
     def scratch(self, rank: int, length: int) -> memoryview:
         """Memory for one piece."""
@@ -54,8 +64,9 @@ class LinkedAttempt:
 
     # -------------------------------------------------------------------------------------------- what happens
 
-    def begin(self, early: Mapping[int, bytes]) -> None:
-        """Enters: tells all, and takes into account who was faster."""
+    def begin(self, links: Mapping[int, Link], early: Early, ended: Callable[[], None]) -> None:
+        """Enters: tells all, and takes into account what those who were faster have sent."""
+        self._links, self._on_end = links, ended
         if self._stopped():
             return
         self._tell(Type.ENTER, self.attempt.packed)
@@ -64,8 +75,10 @@ class LinkedAttempt:
         except Exception as error:
             self.end(error)
             return
-        for rank, header in early.items():
+        for rank, header in early.headers.items():
             self.enter(rank, header)
+        for rank, frame, piece in early.pieces:
+            self.replay(rank, frame, piece)
         self._advance()
 
     def enter(self, rank: int, header: bytes) -> None:
@@ -103,6 +116,13 @@ class LinkedAttempt:
             self.end(error)
             return
         self._advance()
+
+    def replay(self, rank: int, frame: Frame, piece: memoryview) -> None:
+        """A piece that came before this peer had entered."""
+        place = None if self.ended.is_set() or rank not in self._entered else self.destination(rank, frame)
+        if place is not None:
+            place[:] = piece
+            self.data(rank, frame, place)
 
     def prepared(self, rank: int) -> None:
         """Another member is prepared."""

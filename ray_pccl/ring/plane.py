@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.control.messages import Failure, error_of
+from ray_pccl.control.messages import Failure, OperationState, error_of
 from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError, UsageError
 from ray_pccl.peer.ledger import FrozenError, Key, Ledger
 from ray_pccl.ring import bell, dialing, shared
@@ -24,10 +24,11 @@ from ray_pccl.ring.arena import Arena
 from ray_pccl.ring.bell import Bell
 from ray_pccl.ring.driving import Driver, drive
 from ray_pccl.ring.link import Link
-from ray_pccl.ring.linked import LinkedAttempt
+from ray_pccl.ring.linked import Early, LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.messaging import Messages
 from ray_pccl.ring.past import KEPT, Past
+from ray_pccl.ring.programs import EAGER_BYTES
 from ray_pccl.ring.segment import Segment
 from ray_pccl.ring.shared import ENTERED, Host, Neighbour, SharedAttempt, SharedMemory
 from ray_pccl.ring.task import Attempt, Epoch, Task
@@ -74,7 +75,7 @@ class DataPlane:
         self._links: dict[str, Link] = {}
         self._memories: dict[str, Neighbour] = {}
         self._linked: dict[Key, LinkedAttempt] = {}
-        self._early: dict[Key, dict[int, bytes]] = {}
+        self._early: dict[Key, Early] = {}
         self._said_linked = 0
         self._link_deadline = 0.0
         self.messages = Messages(self)
@@ -247,41 +248,25 @@ class DataPlane:
         self._mesh.call(lambda: self._to_all(frame, body))
 
     def _run_linked(self, attempt: Attempt) -> None:
-        linked: list[LinkedAttempt] = []
-        begun = threading.Event()
-
-        def begin() -> None:
-            try:
-                links = {
-                    rank: self._links[peer_id]
-                    for rank, peer_id in enumerate(attempt.epoch.members)
-                    if rank != attempt.epoch.rank
-                }
-            except KeyError:  # a link broke meanwhile: the epoch will freeze
-                return
-            one = LinkedAttempt(attempt, links, self._mesh.flush, lambda: self._unlist(attempt.key))
-            linked.append(one)
-            self._linked[attempt.key] = one
-            one.begin(self._early.pop(attempt.key, {}))
-
-        def begin_and_say() -> None:
-            try:
-                begin()
-            finally:
-                begun.set()
-
-        self._mesh.call(begin_and_say)
-        while not begun.wait(LOOK_S):
+        linked = LinkedAttempt(attempt, self._mesh.flush)
+        self._mesh.call(lambda: self._begin(linked))
+        while not linked.ended.wait(LOOK_S):
             if self._mesh.is_over:
                 raise NotConnectedError("the communicator was closed")
-        while not linked:
-            attempt.check()
-            self.wait_changed(LOOK_S, lambda: attempt.stop is not None)
-        linked[0].ended.wait()
-        if linked[0].error is not None:
-            raise linked[0].error
+        if linked.error is not None:
+            raise linked.error
 
     # ------------------------------------------------------------------------------------- in the mesh's thread
+
+    def _begin(self, linked: LinkedAttempt) -> None:
+        attempt = linked.attempt
+        self._linked[attempt.key] = linked
+        others = [rank for rank in range(attempt.epoch.size) if rank != attempt.epoch.rank]
+        links = {rank: self._links.get(attempt.epoch.members[rank]) for rank in others}
+        whole = {rank: link for rank, link in links.items() if link is not None}
+        if len(whole) == len(others) and self._epoch is attempt.epoch:
+            linked.begin(whole, self._early.pop(attempt.key, Early()), lambda: self._unlist(attempt.key))
+        # else a link broke meanwhile: the epoch will freeze, which ends the attempt
 
     def _move(self, epoch: Epoch, addresses: dict[str, str]) -> None:
         self._addresses = addresses
@@ -434,10 +419,8 @@ class DataPlane:
             case Type.ENTER:
                 if linked is not None:
                     linked.enter(rank, body)
-                elif len(self._early) < MAX_EARLY:
-                    self._early.setdefault(key, {})[rank] = body
                 else:
-                    raise ProtocolError(f"peer {link.peer_id} entered more operations than can be in flight")
+                    self._early_of(key).headers[rank] = body
             case Type.PREPARED:
                 if linked is not None:
                     linked.prepared(rank)
@@ -475,7 +458,12 @@ class DataPlane:
         if frame.type is Type.MESSAGE:
             return self.messages.destination(link, frame)
         linked = self._linked.get((frame.tag, frame.number))
-        return None if linked is None else linked.destination(epoch.members.index(link.peer_id), frame)
+        if linked is not None:
+            return linked.destination(epoch.members.index(link.peer_id), frame)
+        if frame.length > EAGER_BYTES:
+            return None  # of an operation that has ended here
+        link.early = memoryview(bytearray(frame.length))
+        return link.early
 
     def data(self, link: Link, frame: Frame, body: memoryview | None) -> None:
         """The data of a frame is there."""
@@ -485,9 +473,26 @@ class DataPlane:
         if frame.type is Type.MESSAGE:
             self.messages.data(link, frame, body)
             return
-        linked = self._linked.get((frame.tag, frame.number))
-        if linked is not None:
-            linked.data(epoch.members.index(link.peer_id), frame, body)
+        key, rank = (frame.tag, frame.number), epoch.members.index(link.peer_id)
+        linked = self._linked.get(key)
+        if body is link.early:
+            link.early = None
+            if linked is not None:
+                linked.replay(rank, frame, body)
+            elif not self._is_over(key):
+                self._early_of(key).pieces.append((rank, frame, body))
+        elif linked is not None:
+            linked.data(rank, frame, body)
+
+    def _early_of(self, key: Key) -> Early:
+        """What came of an operation before this peer entered it."""
+        if key not in self._early and len(self._early) >= MAX_EARLY:
+            raise ProtocolError("members have entered more operations than can be in flight")
+        return self._early.setdefault(key, Early())
+
+    def _is_over(self, key: Key) -> bool:
+        operation = self._ledger.operations.get(key)
+        return operation is not None and operation.state in (OperationState.COMMITTED, OperationState.FAILED)
 
     def _unlist(self, key: Key) -> None:
         self._linked.pop(key, None)

@@ -20,6 +20,8 @@ from ray_pccl.ring.task import Array, Epoch, Task
 
 DIRECT_BYTES = 64 << 10
 """Up to this size everyone sends its input to everyone: fewer steps for more bytes."""
+EAGER_BYTES = 8 << 10
+"""Up to this size inputs are sent without waiting for the receiver: it keeps what it has not entered yet."""
 _PACKED_BLOCKS = 64
 """Blocks of a quantised piece: small enough to overlap computing and sending."""
 
@@ -43,6 +45,8 @@ class Program:
         self.right = (epoch.rank + 1) % epoch.size
         self.port = port
         self.due = 0
+        self.eager = False
+        """Whether what it sends need not wait until the receiver has entered."""
 
     def begin(self) -> None:
         """Sends what does not depend on anyone."""
@@ -109,6 +113,7 @@ class Direct(Program):
         sizes = task.recipe.shown(self.size)
         self._inputs: list[Bytes] = [np.empty(size, np.uint8) for size in sizes]
         self.due = sum(sizes) - sizes[self.rank]
+        self.eager = max(sizes) <= EAGER_BYTES
 
     def begin(self) -> None:
         mine = self._inputs[self.rank]

@@ -101,6 +101,14 @@ class Segment:
             return at
         return None
 
+    def has_shown(self, tag: int, ident: int, flag: int) -> int | None:
+        """Like `is_at_least`, but what was withdrawn counts: its owner may find that it must not, and put it back."""
+        at = self.find(tag)
+        if at is None or self.words[at] != ident:
+            return None
+        shown = self.words[at + FLAG]
+        return at if (~shown if shown < 0 else shown) >= flag else None
+
     def header(self, at: int, number: int) -> bytes:
         """The header of an operation whose flag is set."""
         first = at + HEADERS + (number & 1) * HEADER_WORDS
@@ -150,13 +158,17 @@ class OwnSegment(Segment):
         """The tags that have an entry, in the order in which they got it."""
         return list(self._entry_of)
 
-    def post(self, at: int, ident: int, number: int, header: bytes, flag: int) -> None:
-        """Shows an operation to the others: the flag last, as all before it must be there when it is seen."""
+    def dedicate(self, at: int, ident: int, number: int) -> None:
+        """The entry is of this epoch from now on. Before its slots are written: who still reads them must notice."""
         words = self.words
         if words[at] != ident:
             words[at + FLAG] = INVALID
             words[at] = ident
             words[at + DONE] = number
+
+    def post(self, at: int, number: int, header: bytes, flag: int) -> None:
+        """Shows an operation to the others: the flag last, as all before it must be there when it is seen."""
+        words = self.words
         first = at + HEADERS + (number & 1) * HEADER_WORDS
         words[first : first + HEADER_WORDS] = memoryview(header).cast("q")
         words[at + FLAG] = flag

@@ -30,7 +30,6 @@ from ray_pccl.ring.segment import (
     CLOSED,
     DONE,
     FLAG,
-    INVALID,
     PART_BYTES,
     PARTS,
     SLOT_BYTES,
@@ -129,6 +128,7 @@ class SharedAttempt(Attempt):
             # Operations in between failed: others may still read the last that did not, from the slot we want.
             while not self._all_past(tag, last):
                 yield
+        self.host.own.dedicate(at, self.ident, number)
 
     def _recycle(self) -> None:
         for tag in self.host.own.tags:
@@ -148,7 +148,7 @@ class SharedAttempt(Attempt):
 
     def post(self, stage: int) -> None:
         """Shows the operation at this stage."""
-        self.host.own.post(self.at, self.ident, self.key[1], self.packed, self.flag + stage)
+        self.host.own.post(self.at, self.key[1], self.packed, self.flag + stage)
         self.moves += 1
         self.host.ring()
 
@@ -157,14 +157,6 @@ class SharedAttempt(Attempt):
         self.host.own.words[self.at + FLAG] = self.flag + stage
         self.moves += 1
         self.host.ring()
-
-    def has_reached(self, rank: int, stage: int) -> bool:
-        """Whether another rank has come this far."""
-        return self.host.segments[rank].is_at_least(self.key[0], self.ident, self.flag + stage) is not None
-
-    def have_reached(self, stage: int) -> bool:
-        """Whether all others have come this far."""
-        return all(self.has_reached(rank, stage) for rank in self.host.others)
 
     def wait_all(self, stage: int) -> Steps:
         """Waits until all others have come this far."""
@@ -200,8 +192,13 @@ class SharedAttempt(Attempt):
             self.host.busy.discard(self.key[0])
 
     def all_published(self) -> bool:
-        """Whether every rank has published its input to this very operation."""
-        return all(self.entered(rank) == self.packed for rank in range(self.epoch.size))
+        """Whether every rank has published its input to this very operation, be it withdrawn since."""
+        return all(self._has_published(rank) for rank in range(self.epoch.size))
+
+    def _has_published(self, rank: int) -> bool:
+        segment = self.host.segments[rank]
+        at = segment.has_shown(self.key[0], self.ident, self.flag + PUBLISHED)
+        return at is not None and segment.header(at, self.key[1]) == self.packed
 
     def commit(self) -> Steps:
         """Commits, unless a member has frozen: then this peer will be asked, too, and waits for that."""
@@ -225,13 +222,16 @@ class SharedAttempt(Attempt):
         return True
 
     def withdraw(self) -> bool:
-        """Takes a published input back, for a refusal. False if all have published: then it may be committed."""
+        """Takes a published input back, for a refusal. False if all have published: then it may be committed.
+
+        Two may do this at once, and a third have seen both: so who has withdrawn has published for the other.
+        """
         words = self.host.own.words
-        if not self.publishes or words[self.at] != self.ident:
+        if not self.publishes or not self._has_published(self.epoch.rank):
             return True
-        words[self.at + FLAG] = INVALID
+        words[self.at + FLAG] = ~(self.flag + PUBLISHED)
         _fence()
-        if not self.have_reached(PUBLISHED):
+        if not all(self._has_published(rank) for rank in self.host.others):
             return True
         words[self.at + FLAG] = self.flag + PUBLISHED
         _fence()

@@ -51,7 +51,7 @@ class Answers:
             self.errors.append((peer, operation, error))
 
     def check(self) -> None:
-        """At the end: what one peer returned has failed on no survivor, and contains every survivor that returned it."""
+        """At the end: what anyone ever returned has failed on no survivor."""
         members = {member.peer_id for member in self._world.last_epoch().members}
         for peer, operation, error in self.errors:
             known = self.results.get((operation.tag, operation.number))

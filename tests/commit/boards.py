@@ -11,15 +11,15 @@ stores others may run. What holds it together:
   has withdrawn its flag does not count as such: two that withdraw at once must not take each other for a reason, while
   a third has seen both flags twice. For who freezes a withdrawn flag is a published one: its owner may find that all
   had published, and put the flag back.
-- *Two slots a tag*: the one of `number` is written again for `number + 2`, when all have begun `number + 1`. Having begun
-  is a word of its own: an operation that failed early was never published, and still everybody is past it.
+- *Two slots a tag*: the one of `number` is written again for `number + 2`, when all have begun `number + 1`. What one
+  has begun is a word of its own: an operation that failed early was never published, and still all are past it.
 - *A decided commit is recomputed* from the slots, whoever closed them since; afterwards the flags must still be of this
   operation. They are, unless the reader was evicted meanwhile, and the others went on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.commit.links import commit, frozen, refuse
@@ -131,7 +131,7 @@ def nobody_closed(memories: list[Memory], epoch: int) -> Iterator[bool]:
         yield True
 
 
-def nobody_withdrew(memories: list[Memory], key: Key, flag: Flag) -> Iterator[bool]:
+def nobody_withdrew(memories: list[Memory], key: Key, flag: Flag) -> Generator[bool, None, bool]:
     """After the last read: all flags are still there. Returns whether that is so."""
     for memory in memories:
         if not is_published(memory, key, flag):
@@ -140,8 +140,9 @@ def nobody_withdrew(memories: list[Memory], key: Key, flag: Flag) -> Iterator[bo
     return True
 
 
-def withdraw(peer: Peer, call: Call, memories: list[Memory], flag: Flag) -> Iterator[bool]:
+def withdraw(peer: Peer, call: Call, memories: list[Memory], flag: Flag) -> Generator[bool, None, bool]:
     """Tries to refuse an operation whose input is published. Returns whether it did."""
+    peer.world.moment("tired", peer)
     yield True  # what it waited for may come in the very moment in which it gives up
     slot = peer.memory.slot(call.key)
     slot.flag = flag._replace(withdrawn=True)
@@ -170,7 +171,7 @@ def was_published(memory: Memory, key: Key, epoch: int) -> bool:
 
 
 def close(peer: Peer) -> list[Key]:
-    """The epoch freezes. Returns the operations of which all inputs are published: nothing is missing to finish them."""
+    """The epoch freezes. Returns the operations whose inputs are all published: nothing is missing to finish them."""
     peer.memory.closed = peer.epoch
     peer.world.moment("closed", peer)
     return look(peer)

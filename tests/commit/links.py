@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ray_pccl.control.messages import Failure, OperationState
+from ray_pccl.control.messages import Failure
 from ray_pccl.peer.ledger import FrozenError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 INPUT, PREPARED, REFUSED = "input", "prepared", "refused"
 TIRED = Failure("OperationTimeoutError", "it waited too long")
-TIRED_PER_LOOK = 0.05
 
 
 def attempt(peer: Peer, call: Call) -> Iterator[bool]:

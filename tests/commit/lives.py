@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from tests.commit.plan import random_plan
+from tests.commit.plan import Aim, random_plan
 from tests.commit.world import Violation, World
 
 
-def live(seed: int, *, tell: bool = False) -> World:
+def live(seed: int, aim: Aim | None = None, *, tell: bool = False) -> World:
     """One life. Raises `Violation`; any other exception is a violation, too."""
     rng = random.Random(seed)
-    world = World(random_plan(rng), rng, tell=tell)
+    world = World(random_plan(rng, aim), rng, tell=tell)
     try:
         world.run()
     except Violation:
@@ -33,14 +33,16 @@ class Lived:
     lives: int = 0
     traces: set[bytes] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
-    """How often what happened: faults, results, errors."""
+    """How often what happened: results, errors, faults, and the moments in which these came."""
 
     def add(self, world: World) -> None:
         self.lives += 1
         self.traces.add(blake2b(world.trace, digest_size=8).digest())
         self.seen["results"] += len(world.answers.results)
-        for peer, _, error in world.answers.errors:
-            self.seen[error] += 1
+        self.seen.update(error for _, _, error in world.answers.errors)
+        for moment, fault in world.struck:
+            self.seen[moment] += 1
+            self.seen[fault.name] += 1
         self.seen["recoveries"] += any(peer.epoch > 1 for peer in world.peers)
 
 
@@ -56,11 +58,11 @@ def explore(seeds: Iterable[int]) -> Lived:
     return lived
 
 
-def hunt(seeds: Iterable[int]) -> int | None:
+def hunt(seeds: Iterable[int], aim: Aim | None = None) -> int | None:
     """The first seed whose life breaks an invariant, if there is one."""
     for seed in seeds:
         try:
-            live(seed)
+            live(seed, aim)
         except Violation:
             return seed
     return None

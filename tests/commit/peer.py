@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = (OperationState.RUNNING, OperationState.PREPARED)
 ATTEMPTS = {Kind.LINKS: links.attempt, Kind.PUBLISHED: boards.attempt}
-WAKES_UP = 0.05
+WAKES_UP = 0.1
 
 
 class Line:
@@ -43,11 +43,11 @@ class Call:
         self.result: list[str] = []
         """Whose inputs are in the result, once for each time that they went into it."""
         self._impatient = peer.place in operation.impatient
-        self._random = peer.world.rng.random
+        self._world = peer.world
 
     def is_tired(self) -> bool:
         """Whether the caller wants no more of it: said once."""
-        if self._impatient and self._random() < links.TIRED_PER_LOOK:
+        if self._impatient and self._world.rng.random() < self._world.plan.impatience:
             self._impatient = False
             return True
         return False
@@ -97,7 +97,7 @@ class Peer:
 
     def _resume(self, thread: Generator[bool, None, None]) -> bool:
         try:
-            return not thread.gi_running and next(thread)
+            return not thread.gi_running and next(thread)  # type: ignore[attr-defined]
         except StopIteration:
             if self.alive:
                 self.threads.remove(thread)
@@ -145,9 +145,7 @@ class Peer:
         while not self.ended and len(self.members) >= self.world.plan.minimum:
             root = "" if operation.root is None else self.members[operation.root % len(self.members)]
             try:
-                key = self.ledger.enter(
-                    operation.tag, self.epoch, self.world.now, retry=operation.retry, root=root
-                )
+                key = self.ledger.enter(operation.tag, self.epoch, self.world.now, retry=operation.retry, root=root)
             except FrozenError:
                 yield False
                 continue

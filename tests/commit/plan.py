@@ -8,11 +8,13 @@ faults at random times do; the moment `step` stands for those.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 Key = tuple[int, int]
 Knives = dict[tuple[str, int], "Fault"]
+Aim = Callable[[random.Random, int], tuple[tuple["Operation", ...], Knives]]
 
 
 class Kind(Enum):
@@ -37,12 +39,18 @@ class Fault(Enum):
     TIME = "the master waits no longer for who has not answered, or not come back"
 
 
-PEER_MOMENTS = ("entered", "prepared", "committed", "refused", "closed", "answered", "answered", "decided", "decided")
-PEER_MOMENTS += ("returned", "writing", "published", "withdrawn", "recomputing", "recomputing")
+PEER_MOMENTS = (
+    *("entered", "prepared", "committed", "returned", "closed"),
+    *("answered", "decided", "recomputing") * 2,
+    *("writing", "published", "tired", "withdrawn", *("refused",) * 3),
+)
 MASTER_MOMENTS = ("journalling", "journalled", "pushed", "pushed")
-PEER_FAULTS = (Fault.CRASH,) * 5 + (Fault.SUSPECT, Fault.ZOMBIE, Fault.STOP) * 2
-PEER_FAULTS += (Fault.BREAK_LINK, Fault.CRASH_MASTER, Fault.LEASE)
-MASTER_FAULTS = (Fault.CRASH_MASTER,) * 4 + (Fault.CRASH, Fault.SUSPECT, Fault.TIME)
+PEER_FAULTS = (
+    *(Fault.CRASH,) * 5,
+    *(Fault.SUSPECT, Fault.ZOMBIE, Fault.STOP) * 2,
+    *(Fault.BREAK_LINK, Fault.CRASH_MASTER, Fault.LEASE),
+)
+MASTER_FAULTS = (*(Fault.CRASH_MASTER,) * 4, Fault.CRASH, Fault.SUSPECT, Fault.TIME)
 ANY_FAULTS = (*PEER_FAULTS, Fault.CRASH_MASTER, Fault.BREAK_LINK, Fault.TIME)
 STEPS_EACH = 14
 AIMED = 0.3
@@ -65,31 +73,33 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A life. `speeds`: how often the data plane and the control thread of each peer get their turn."""
+    """A life."""
 
     peers: int
     minimum: int
     operations: tuple[Operation, ...]
     knives: Knives
     speeds: tuple[tuple[int, int], ...]
+    """How often the data plane and the control thread of each peer get their turn."""
+    impatience: float
+    """How likely one that may get tired of waiting does so, each time that it looks."""
 
 
-def random_plan(rng: random.Random) -> Plan:
-    """A life of 2 to 5 peers with 1 to 3 operations over 1 or 2 tags, and up to 4 faults."""
+def random_plan(rng: random.Random, aim: Aim | None = None) -> Plan:
+    """A life of 2 to 5 peers with 1 to 3 operations over 1 or 2 tags, and a few faults."""
     peers = rng.choice((2, 3, 3, 3, 4, 5))
     minimum = rng.choice((1, 1, 1, 2))
     speeds = tuple((rng.choice((1, 5, 25)), rng.choice((1, 2, 4))) for _ in range(peers))
-    if rng.random() < AIMED:
-        operations, knives = rng.choice((_reader_is_evicted, _one_withdraws, _master_dies_in_a_round))(rng, peers)
-    else:
-        kinds = rng.choice(((Kind.LINKS,), (Kind.PUBLISHED,), (Kind.PUBLISHED,), tuple(Kind)))
-        operations, knives = _operations(rng, peers, kinds), {}
-    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+    if aim is None and rng.random() < AIMED:
+        aim = rng.choice(AIMS)
+    operations, knives = _anything(rng, peers) if aim is None else aim(rng, peers)
+    for _ in range(rng.choice((0, 1, 1, 2)) if aim else rng.choice((1, 2, 2, 3, 4))):
         knives.update(_knife(rng, STEPS_EACH * peers * len(operations)))
-    return Plan(peers, minimum, operations, knives, speeds)
+    return Plan(peers, minimum, operations, knives, speeds, rng.choice((0.02, 0.1, 0.5)))
 
 
-def _operations(rng: random.Random, peers: int, kinds: tuple[Kind, ...]) -> tuple[Operation, ...]:
+def _anything(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
+    kinds = rng.choice(((Kind.LINKS,), (Kind.PUBLISHED,), (Kind.PUBLISHED,), tuple(Kind)))
     tags = rng.choice((1, 1, 2))
     numbers = [0] * tags
     operations = []
@@ -105,7 +115,7 @@ def _operations(rng: random.Random, peers: int, kinds: tuple[Kind, ...]) -> tupl
                 impatient = frozenset(rng.sample(range(peers), rng.choice((1, 2))))
         operations.append(Operation(tag, numbers[tag], rng.choice(kinds), retry, root, impatient))
         numbers[tag] += 1
-    return tuple(operations)
+    return tuple(operations), {}
 
 
 def _knife(rng: random.Random, steps: int) -> Knives:
@@ -118,10 +128,10 @@ def _knife(rng: random.Random, steps: int) -> Knives:
             return {(rng.choice(MASTER_MOMENTS), rng.choice((1, 1, 2, 2, 3, 4, 5))): rng.choice(MASTER_FAULTS)}
 
 
-# ------------------------------------------------------------------------ lives that are aimed at what is rare otherwise
+# ----------------------------------------------------------------------- lives that are aimed at what is rare otherwise
 
 
-def _reader_is_evicted(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
+def a_reader_is_evicted(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
     """While a peer recomputes a decided commit, the others go on without it, and come back to the same slots."""
     operations = tuple(Operation(0, number, Kind.PUBLISHED) for number in range(3))
     decided = {("returned", rng.choice((1, 2))): rng.choice((Fault.CRASH, Fault.SUSPECT, Fault.BREAK_LINK))}
@@ -130,21 +140,29 @@ def _reader_is_evicted(rng: random.Random, peers: int) -> tuple[tuple[Operation,
     return operations, decided | evicted | rng.choice(({}, in_mid_write))
 
 
-def _one_withdraws(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
-    """A peer gives an operation up in the moment in which another commits it."""
-    tired = frozenset(rng.sample(range(peers), peers - 1))
-    fault = rng.choice((Fault.CRASH, Fault.SUSPECT, Fault.STOP, Fault.LEASE))
-    return (Operation(0, 0, Kind.PUBLISHED, impatient=tired),), {
-        ("withdrawn", rng.choice((1, 2))): rng.choice((Fault.STOP, Fault.CRASH, Fault.LEASE)),
-        ("returned", 1): fault,
-    }
+def one_gives_up(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
+    """Peers give an operation up in the moment in which another commits it, and dies."""
+    tired = frozenset(rng.sample(range(peers), rng.choice((1, peers - 1))))
+    returned = {("returned", 1): rng.choice((Fault.CRASH, Fault.CRASH, Fault.SUSPECT, Fault.BREAK_LINK))}
+    withdrawn = {("withdrawn", rng.choice((1, 2))): rng.choice((Fault.STOP, Fault.ZOMBIE, Fault.LEASE, Fault.SUSPECT))}
+    two_at_once = {("tired", 1): Fault.STOP, ("tired", 2): Fault.STOP}
+    return (Operation(0, 0, Kind.PUBLISHED, impatient=tired),), returned | rng.choice(({}, withdrawn, two_at_once))
 
 
-def _master_dies_in_a_round(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
+def the_last_is_late(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
+    """A round begins while all but one have published, and that one does so while the others freeze."""
+    link = {("entered", peers - 1): rng.choice((Fault.BREAK_LINK, Fault.BREAK_LINK, Fault.SUSPECT))}
+    return (Operation(0, 0, Kind.PUBLISHED),), link | {("entered", peers): Fault.STOP}
+
+
+def the_master_dies_in_a_round(rng: random.Random, peers: int) -> tuple[tuple[Operation, ...], Knives]:
     """A master dies after some of its pushes, and a peer after it answered the next one."""
-    kind = rng.choice(tuple(Kind))
-    return (Operation(0, 0, kind),), {
-        ("step", rng.randrange(4 * peers, STEPS_EACH * peers)): rng.choice((Fault.CRASH, Fault.SUSPECT, Fault.BREAK_LINK)),
+    retry = rng.choice((True, True, False))
+    return (Operation(0, 0, rng.choice(tuple(Kind)), retry),), {
+        ("step", rng.randrange(3 * peers, STEPS_EACH * peers)): rng.choice((Fault.SUSPECT, Fault.BREAK_LINK)),
         ("pushed", rng.randrange(peers, 2 * peers + 2)): Fault.CRASH_MASTER,
         ("answered", rng.randrange(peers, 2 * peers + 1)): Fault.CRASH,
     }
+
+
+AIMS: tuple[Aim, ...] = (a_reader_is_evicted, one_gives_up, the_last_is_late, the_master_dies_in_a_round)

@@ -23,6 +23,8 @@ from tests.commit.peer import Line, Peer
 from tests.commit.plan import Fault, Plan
 
 MOST_STEPS = 20_000
+BLANKS = 25
+"""After so many draws of actors that can do nothing, the next one that can is looked for."""
 MEANWHILE = (0.0, 0.5, 0.5, 0.98)
 """How likely others run once more, between two loads of a peer that freezes: now and then for long."""
 DEEPEST = 3
@@ -109,6 +111,8 @@ class World:
         self.answers = Answers(self)
         tags = 1 + max(operation.tag for operation in plan.operations)
         self.memories = {f"p{place}": Memory(tags) for place in range(plan.peers)}
+        self.struck: list[tuple[str, Fault]] = []
+        """Which knives went in: at what, and what they did."""
         self._moments: dict[str, int] = {}
         self._depth = 0
         self.master: MasterProcess | None = MasterProcess(self)
@@ -159,9 +163,10 @@ class World:
                 steps += 1
                 if steps > MOST_STEPS:
                     self.fail("it never ends")
-            elif (idle := idle + 1) > len(self._urn):
+            elif (idle := idle + 1) > BLANKS:
                 idle = 0
-                if not any([self._step(actor) for actor in range(len(self.actors))]) and not self._time_helps():
+                first, count = self._drawn(), len(self.actors)
+                if not any(self._step((first + n) % count) for n in range(count)) and not self._time_helps():
                     open_calls = {peer.name: list(peer.calls) for peer in self.peers if peer.alive and peer.calls}
                     self.fail(f"calls hang: {open_calls}")
         self.answers.check()
@@ -210,6 +215,7 @@ class World:
         """Something happened: if the plan has a knife for the so-manieth time of it, it goes in here."""
         count = self._moments[name] = self._moments.get(name, 0) + 1
         if (fault := self.knives.get((name, count))) is not None:
+            self.struck.append((name, fault))
             self.trace.append(255)
             self.strike(fault, peer)
 

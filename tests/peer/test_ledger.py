@@ -169,3 +169,43 @@ def test_after_its_lease_a_peer_takes_not_one_step_more(step: str) -> None:
     ledger.lease_ends = 50.0  # heard again: it stays frozen until the master has decided
     with pytest.raises(FrozenError):
         late()
+
+
+def test_a_commit_forgets_all_that_came_before_it_under_its_tag_also_what_failed() -> None:
+    ledger = Ledger()
+    for number in range(6):
+        key = ledger.enter(0, 1, NOW)
+        if number % 2:
+            ledger.fail(key, LOST, NOW)
+        else:
+            ledger.prepare(key, NOW)
+            ledger.commit(key, NOW)
+    assert sorted(ledger.operations) == [(0, 4), (0, 5)]
+
+
+def test_an_operation_that_another_refused_fails_here_too_be_it_entered_or_not() -> None:
+    ledger = Ledger()
+    prepared = ledger.enter(0, 1, NOW)
+    ledger.prepare(prepared, NOW)
+    assert ledger.refused(prepared, 1, LOST, NOW)
+    assert ledger.refused((7, 0), 1, LOST, NOW)
+    assert not ledger.refused((7, 0), 1, LOST, NOW), "that is no news"
+    assert ledger.enter(7, 1, NOW) == (7, 0)
+    assert {op.state for op in ledger.operations.values()} == {FAILED}
+
+
+def test_what_was_published_by_all_when_the_epoch_froze_is_prepared() -> None:
+    ledger = Ledger()
+    ledger.enter(0, 1, NOW)
+    ledger.enter(1, 1, NOW)
+    ledger.close_boards = lambda: [(0, 0), (5, 5)]
+    ledger.freeze()
+    assert [report.state for report in ledger.report()] == [PREPARED, RUNNING]
+
+
+def test_a_commit_that_does_not_stand_is_none() -> None:
+    ledger = Ledger()
+    key = ledger.enter(0, 1, NOW)
+    assert not ledger.commit(key, NOW, lambda: False)
+    assert ledger.operations[key].state is RUNNING
+    assert ledger.commit(key, NOW, lambda: True)
