@@ -24,6 +24,8 @@ from ray_pccl.ring.tensors import Operand, overlaps
 
 _TIMES_RECV = (Kind.ALL_GATHER, Kind.GATHER)
 _TIMES_SEND = (Kind.REDUCE_SCATTER, Kind.SCATTER)
+_NEEDS_SEND = (Kind.REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.GATHER)
+_NEEDS_RECV = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.SCATTER)
 _ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
 _PLAIN = QuantizationOptions()
 _KEPT_RECIPES = 1024
@@ -63,7 +65,17 @@ class Request:
 
     def _check(self, operand: ReduceOperandDescriptor | None) -> None:
         send, recv, datatype = self.send, self.recv, self._datatype
+        name = self.kind.name.lower()
+        if send is None and self.kind in _NEEDS_SEND:
+            raise UsageError(f"{name}() needs a tensor to send, on every peer")
+        if recv is None and self.kind in _NEEDS_RECV:
+            raise UsageError(f"{name}() needs a tensor to receive into, on every peer")
+        root = self._root
+        if self.kind in _ROOTED and (isinstance(root, bool) or not isinstance(root, int) or root < 0):
+            raise UsageError(f"root is a rank from 0, not {root!r}")
         if datatype is None:
+            if self.kind is not Kind.BARRIER:
+                raise UsageError(f"{name}() needs a tensor")
             return
         if self.kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
             if not isinstance(self._op, ReduceOp):
@@ -85,7 +97,7 @@ class Request:
         """Finds out which peer the root is."""
         if self._root == NO_ROOT:
             return
-        if isinstance(self._root, bool) or not isinstance(self._root, int) or not 0 <= self._root < epoch.size:
+        if self._root >= epoch.size:
             raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
         self.root_id = epoch.members[self._root]
 
