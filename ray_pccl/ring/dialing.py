@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from ray_pccl.control.handshake import ANSWER_BYTES, CHALLENGE_BYTES, DIGEST_BYTES, ClientSide, MasterSide
 from ray_pccl.errors import ProtocolError, SettingsError
 
-HANDSHAKE_TIMEOUT_S = 3.0
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Long, since the other side may be importing something large, which holds its interpreter."""
 CONNECT_TIMEOUT_S = 2.0
 MAX_ID_BYTES = 512
 FDS = 3

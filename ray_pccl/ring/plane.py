@@ -37,7 +37,7 @@ from ray_pccl.types import Member
 
 log = logging.getLogger("ray_pccl.ring")
 
-LINK_TIMEOUT_S = 10.0
+LINK_TIMEOUT_S = 20.0
 """How long members may take to link up before the missing links are reported."""
 STOP_TIMEOUT_S = 5.0
 LOOK_S = 0.05
@@ -369,6 +369,9 @@ class DataPlane:
         del self._links[link.peer_id]
         epoch = self._epoch
         if epoch is None or link.peer_id not in epoch.members or self._ending is not None:
+            return
+        if self._said_linked < epoch.number:
+            self.missed(link.peer_id)  # nobody has begun anything without our word: simply make it anew
             return
         log.info("the link to peer %s broke: %s", link.peer_id, error)
         self._report(epoch.number, link.peer_id)
