@@ -47,6 +47,7 @@ class Operations:
         self._workers = Workers()
         self._tags: set[int] = set()
         self._lock = threading.Lock()
+        self._awaiting = threading.Lock()
         self.entered = 0
         """How many operations were begun."""
 
@@ -175,7 +176,10 @@ class Operations:
 
     def _await_minimum(self) -> None:
         patience = self._membership.settings.join_timeout_s
-        self._connection.call(lambda now: self._membership.vote(VoteKind.AWAIT_MINIMUM, patience, now))
+        with self._awaiting:  # one thread votes, for all that wait
+            view = self._membership.view
+            if len(view.members) < view.min_world_size:
+                self._connection.call(lambda now: self._membership.vote(VoteKind.AWAIT_MINIMUM, patience, now))
 
     def _await_epoch(self, patience: float) -> tuple[Epoch, Host | None]:
         settings = self._membership.settings
