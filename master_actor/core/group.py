@@ -24,7 +24,7 @@ from master_actor.core.records import (
     VoteCounted,
 )
 from master_actor.core.rendezvous import WaitingRoom, by_requested_rank
-from master_actor.core.ring import BrokenLinks
+from master_actor.core.ring import BrokenLinks, Edge
 from master_actor.core.store import Store
 from master_actor.core.votes import Ballot
 from ray_pccl.control.messages import (
@@ -111,6 +111,7 @@ class Group:
         self._passive: dict[str, float] = {}
         self._held: dict[str, Ask] = {}
         self._links = BrokenLinks()
+        self._unbearable: Edge | None = None
         self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
         """In which order members came; after a master's restart, their ranks stand in."""
         self._epitaphs: dict[str, str] = {}
@@ -255,6 +256,7 @@ class Group:
         self._held.pop(peer_id, None)
         self._passive.pop(peer_id, None)
         self._joined.pop(peer_id, None)
+        self._links.forget(peer_id)
         self.returned.pop(peer_id, None)
 
     def _dissolve(self, now: float) -> None:
@@ -355,10 +357,17 @@ class Group:
         edge = frozenset((peer_id, report.other))
         self._links.note(edge)
         if self._links.unbearable(edge, living):
-            victim = max(edge, key=lambda end: (self._links.count_of(end), self._joined[end]))
-            self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
-        else:
-            self._ask(now)
+            self._unbearable = edge
+        self._ask(now)
+
+    def _evict_for_broken_link(self, now: float) -> bool:
+        """One end of an unbearable link has to go, if both have answered: a death breaks links, too."""
+        edge, self._unbearable = self._unbearable, None
+        if edge is None or not all(self.is_member(end) for end in edge):
+            return False
+        victim = max(edge, key=lambda end: (self._links.count_of(end), self._joined[end]))
+        self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
+        return True
 
     def _ask(self, now: float, *, admit: bool = False) -> None:
         """Starts a round with all who live, or lets the one under way go on with fewer."""
@@ -386,7 +395,7 @@ class Group:
 
     def _decide_if_complete(self, now: float) -> None:
         inquiry = self.inquiry
-        if inquiry is None or inquiry.deadlines:
+        if inquiry is None or inquiry.deadlines or self._evict_for_broken_link(now):
             return
         self.inquiry = None
         survivors = {peer_id: inquiry.answers[peer_id].operations for peer_id in self.living}

@@ -19,6 +19,11 @@ class BrokenLinks:
         """A link broke."""
         self._breaks[edge] += 1
 
+    def forget(self, peer_id: str) -> None:
+        """A peer is gone: what broke between it and others says nothing about them."""
+        for edge in [edge for edge in self._breaks if peer_id in edge]:
+            del self._breaks[edge]
+
     def clear(self) -> None:
         """A new group: nothing is known of its links."""
         self._breaks.clear()

@@ -85,27 +85,24 @@ class Ledger:
             if operation.state is _RUNNING:
                 operation.epoch = epoch
 
-    def prepare(self, key: Key, now: float) -> None:
-        """The peer holds its full result."""
-        with self._lock:
-            self._require_thawed(now)
-            operation = self.operations[key]
-            if operation.state is _FAILED:
-                raise PCCLError(f"operation {key} has failed: it can't be prepared")
-            operation.state = _PREPARED
+    def prepare(self, key: Key, now: float, epoch: int | None = None) -> None:
+        """The peer holds its full result.
 
-    def commit(self, key: Key, now: float, stands: Callable[[], bool] = _always) -> bool:
+        For this, `commit` and `fail`: an attempt says which `epoch` it was made in. If the epoch was frozen and decided
+        meanwhile, it is `FrozenError`: what became of the operation stands in its state.
+        """
+        with self._lock:
+            self._current(key, now, epoch).state = _PREPARED
+
+    def commit(self, key: Key, now: float, stands: Callable[[], bool] = _always, epoch: int | None = None) -> bool:
         """The peer heard *prepared* from all members. All of them are past those before it (R2).
 
         `stands` is asked last, under the lock: what it doubts does not commit, and the answer is False.
         """
         with self._lock:
-            self._require_thawed(now)
+            operation = self._current(key, now, epoch)
             if not stands():
                 return False
-            operation = self.operations[key]
-            if operation.state is _FAILED:
-                raise PCCLError(f"operation {key} has failed: it can't commit")
             operation.state = _COMMITTED
             tag, number = key
             for past in range(self._oldest.get(tag, 0), number):
@@ -113,11 +110,10 @@ class Ledger:
             self._oldest[tag] = number
             return True
 
-    def fail(self, key: Key, failure: Failure, now: float) -> None:
+    def fail(self, key: Key, failure: Failure, now: float, epoch: int | None = None) -> None:
         """The operation failed for good. Only one that is not prepared may refuse alone (R3)."""
         with self._lock:
-            self._require_thawed(now)
-            operation = self.operations[key]
+            operation = self._current(key, now, epoch)
             if operation.state is not _RUNNING:
                 raise PCCLError(f"operation {key} is {operation.state.value}: it can't fail on one peer alone")
             operation.state, operation.failure = _FAILED, failure
@@ -206,6 +202,15 @@ class Ledger:
             operation.state = _COMMITTED
         else:
             operation.state, operation.epoch = _RUNNING, epoch
+
+    def _current(self, key: Key, now: float, epoch: int | None) -> Operation:
+        """The operation, if this epoch's attempt at it still counts."""
+        self._require_thawed(now)
+        operation = self.operations.get(key)
+        decided = operation is None or operation.state in (_COMMITTED, _FAILED)
+        if operation is None or decided or epoch not in (None, operation.epoch):
+            raise FrozenError(f"operation {key} was decided, or begun anew, since epoch {epoch}")
+        return operation
 
     def _require_thawed(self, now: float) -> None:
         self.check_lease(now)

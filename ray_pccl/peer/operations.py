@@ -82,18 +82,13 @@ class Operations:
 
     def reduce(self, send: Any, recv: Any, *, op: ReduceOp, root: int, tag: int, retry: bool) -> Request:
         """The request of a reduce: in place at a root that has no `recv`."""
-        if recv is None and self._is_root(root):
-            recv = send
-        return self.request("REDUCE", send, recv, op=op, root=root, tag=tag, retry=retry)
+        return self.request("REDUCE", send, recv, output=send, op=op, root=root, tag=tag, retry=retry)
 
     def broadcast(self, tensor: Any, *, root: int, tag: int, retry: bool) -> Request:
         """The request of a broadcast: the tensor is an input at the root, and an output elsewhere."""
-        if self._is_root(root):
-            return self.request("BROADCAST", tensor, None, root=root, tag=tag, retry=retry)
-        return self.request("BROADCAST", None, tensor, root=root, tag=tag, retry=retry)
-
-    def _is_root(self, root: int) -> bool:
-        return root == self._membership.view.rank
+        if root != self._membership.view.rank:
+            as_output(tensor, "tensor")  # it will be found out again when the root is known, but an error is due now
+        return self.request("BROADCAST", tensor, None, output=tensor, root=root, tag=tag, retry=retry)
 
     @staticmethod
     def request(kind: str, send: Any, recv: Any, **given: Any) -> Request:
@@ -211,7 +206,7 @@ class Operations:
             return None
         if epoch.size == 1:
             try:
-                ledger.commit(key, time.monotonic())
+                ledger.commit(key, time.monotonic(), epoch=epoch.number)
             except FrozenError:
                 self._await_decision(operation)
                 return None
@@ -226,8 +221,9 @@ class Operations:
                     return None
                 self._resolve(attempt)
             except RefusedError as refused:
-                self._refuse(key, operation, epoch, refused)
-                return None
+                if self._refuse(key, operation, epoch, refused) is not _COMMITTED:
+                    return None
+                self._resolve(attempt)
             except PCCLError:
                 raise
             except BaseException as error:
@@ -248,15 +244,16 @@ class Operations:
                 text = "this peer was evicted while it made the result of an operation"
                 raise PeerEvictedError(text, reason="it was too slow")
 
-    def _refuse(self, key: Key, operation: Operation, epoch: Epoch, refused: RefusedError) -> None:
-        """Fails for good, and has everyone else fail the same way. Returns if it has to be tried again first."""
+    def _refuse(self, key: Key, operation: Operation, epoch: Epoch, refused: RefusedError) -> OperationState:
+        """Fails for good, and has everyone else fail the same way.
+
+        Unless the epoch froze before that: then it returns what was decided. It may be a commit, of what this peer had
+        published, and took back too late.
+        """
         try:
-            self._membership.ledger.fail(key, refused.failure, time.monotonic())
+            self._membership.ledger.fail(key, refused.failure, time.monotonic(), epoch.number)
         except FrozenError:
-            self._await_decision(operation)
-            return
-        except PCCLError:
-            raise _failed(operation) from None  # another was faster
+            return self._await_decision(operation)
         self._plane.refuse(key, epoch, refused.failure)
         raise error_of(refused.failure)
 

@@ -20,7 +20,7 @@ from ray_pccl.ring.kernels import check_reducible
 from ray_pccl.ring.quantization import quantizer
 from ray_pccl.ring.segment import TAG_MASK
 from ray_pccl.ring.task import Array, Epoch, Recipe, RefusedError, Task
-from ray_pccl.ring.tensors import Operand, overlaps
+from ray_pccl.ring.tensors import Operand, as_output, overlaps
 
 _TIMES_RECV = (Kind.ALL_GATHER, Kind.GATHER)
 _TIMES_SEND = (Kind.REDUCE_SCATTER, Kind.SCATTER)
@@ -48,6 +48,7 @@ class Request:
         retry: bool = False,
         quantization: QuantizationOptions | None = None,
         operand: ReduceOperandDescriptor | None = None,
+        output: Any = None,
     ) -> None:
         self.kind = kind
         self.send = send
@@ -57,6 +58,8 @@ class Request:
         self._op = op
         self._root = root
         self.root_id = ""
+        self._output = output
+        """The tensor that becomes the output where the root, once it is known, calls for one."""
         self._options = _PLAIN if quantization is None else quantization
         known = send if send is not None else recv
         self._datatype = known.datatype if known is not None else None
@@ -100,6 +103,11 @@ class Request:
         if self._root >= epoch.size:
             raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
         self.root_id = epoch.members[self._root]
+        is_root = self._root == epoch.rank
+        if self._output is not None and self.recv is None and is_root == (self.kind is Kind.REDUCE):
+            self.recv = as_output(self._output)
+            if self.kind is Kind.BROADCAST:
+                self.send = None
 
     def task(self, epoch: Epoch) -> Task:
         """The task in this epoch. `RefusedError` for tensors that do not fit the world: everyone is told."""

@@ -6,13 +6,16 @@ inputs came; and it can be made again from them after a death (R8).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ray_pccl.descriptors import DataType, ReduceOp
 from ray_pccl.ring.header import Kind
 from ray_pccl.ring.kernels import combiner
+from ray_pccl.ring.quantization import BLOCK
 from ray_pccl.ring.segment import Bytes
 from ray_pccl.ring.task import Array, Task
 
@@ -71,27 +74,51 @@ def reduce_arrays(task: Task, arrays: Sequence[Array], out: Array) -> None:
 
 
 def _sum_quantized(task: Task, inputs: Sequence[Bytes], out: Array) -> None:
-    assert task.recipe.quantizer is not None
     packed = np.empty(len(inputs[0]), np.uint8)
-    reduce_packed(task, inputs, len(out), packed)
-    task.recipe.quantizer.store(packed, out)
+    reduce_packed(task, inputs, len(out), packed, out)
 
 
-def reduce_packed(task: Task, inputs: Sequence[Bytes], count: int, packed: Bytes) -> None:
-    """Sums what quantised inputs stand for, in rank order, and quantises the sum: every rank takes just that value."""
-    quantizer = task.recipe.quantizer
+def reduce_packed(task: Task, inputs: Sequence[Bytes], count: int, packed: Bytes, out: Array | None) -> None:
+    """Combines what quantised inputs stand for, in rank order, and quantises the result into `packed`.
+
+    Every rank takes just that value: it goes to `out`, too, if there is one. A few blocks at a time, so that all of it
+    stays in the cache. `packed` may be one of the inputs.
+    """
+    quantizer, op = task.recipe.quantizer, task.recipe.header.op
     assert quantizer is not None
-    total = np.empty(count, quantizer.compute_dtype)
-    quantizer.dequantize(inputs[0], total, count)
-    if task.recipe.header.op in (ReduceOp.SUM, ReduceOp.AVG):
+    total, each = _scratch.arrays(quantizer.compute_dtype)
+    step = _BLOCKS * quantizer.block_bytes
+    for index, start in enumerate(range(0, len(packed), step)):
+        low = index * _BLOCKS * BLOCK
+        some = min(count - low, _BLOCKS * BLOCK)
+        part = slice(start, min(start + step, len(packed)))
+        sum_ = total[:some]
+        quantizer.dequantize(inputs[0][part], sum_, some)
         for shown in inputs[1:]:
-            quantizer.add_dequantized(shown, total)
-    else:
-        wide = combiner(task.recipe.header.op, DataType.DOUBLE if total.dtype.itemsize == 8 else DataType.FLOAT)
-        each = np.empty_like(total)
-        for shown in inputs[1:]:
-            quantizer.dequantize(shown, each, count)
-            wide(total, each, total)
-    if task.recipe.average is not None:
-        total /= len(inputs)
-    quantizer.quantize(total, packed)
+            if op in (ReduceOp.SUM, ReduceOp.AVG):
+                quantizer.add_dequantized(shown[part], sum_)
+            else:
+                wide = combiner(op, DataType.DOUBLE if total.dtype.itemsize == 8 else DataType.FLOAT)
+                quantizer.dequantize(shown[part], each[:some], some)
+                wide(sum_, each[:some], sum_)
+        if op is ReduceOp.AVG:
+            sum_ /= len(inputs)
+        quantizer.quantize(sum_, packed[part])
+        if out is not None:
+            quantizer.store(packed[part], out[low : low + some])
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self._arrays: dict[int, tuple[Array, Array]] = {}
+
+    def arrays(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        if dtype.itemsize not in self._arrays:
+            size = _BLOCKS * BLOCK
+            self._arrays[dtype.itemsize] = (np.empty(size, dtype), np.empty(size, dtype))
+        return self._arrays[dtype.itemsize]
+
+
+_BLOCKS = 16
+"""How many blocks are summed at a time."""
+_scratch = _Scratch()

@@ -144,7 +144,7 @@ class LinkedAttempt:
                 self._heard.add(attempt.epoch.rank)
                 fault_points.reach("told_prepared")
             if attempt.prepared and len(self._heard) == size:
-                attempt.ledger.commit(attempt.key, time.monotonic())
+                attempt.ledger.commit(attempt.key, time.monotonic(), epoch=attempt.epoch.number)
                 fault_points.reach("committed")
                 self.end(None)
         except Exception as error:

@@ -71,6 +71,8 @@ class DataPlane:
         self._ending: PCCLError | None = None
         self._attempts: dict[Key, Attempt] = {}
         # Of the mesh's thread alone:
+        self._here: Epoch | None = None
+        """The epoch as far as this thread has come: it follows the other one."""
         self._addresses: dict[str, str] = {}
         self._links: dict[str, Link] = {}
         self._memories: dict[str, Neighbour] = {}
@@ -264,11 +266,12 @@ class DataPlane:
         others = [rank for rank in range(attempt.epoch.size) if rank != attempt.epoch.rank]
         links = {rank: self._links.get(attempt.epoch.members[rank]) for rank in others}
         whole = {rank: link for rank, link in links.items() if link is not None}
-        if len(whole) == len(others) and self._epoch is attempt.epoch:
+        if len(whole) == len(others) and self._here is attempt.epoch:
             linked.begin(whole, self._early.pop(attempt.key, Early()), lambda: self._unlist(attempt.key))
         # else a link broke meanwhile: the epoch will freeze, which ends the attempt
 
     def _move(self, epoch: Epoch, addresses: dict[str, str]) -> None:
+        self._here = epoch
         self._addresses = addresses
         self._early.clear()
         self._link_deadline = time.monotonic() + LINK_TIMEOUT_S
@@ -287,7 +290,7 @@ class DataPlane:
         """There may be no link to a peer: dials it, if it is a member and this side's to dial."""
 
         def give_up() -> bool:
-            epoch = self._epoch
+            epoch = self._here
             return epoch is None or peer_id not in epoch.members or self._ending is not None
 
         address = self._addresses.get(peer_id)
@@ -301,7 +304,7 @@ class DataPlane:
 
     def _announce(self) -> None:
         """Says that this peer is ready, once it is."""
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or self._said_linked >= epoch.number or self._ending is not None:
             self._check_ready()
             return
@@ -317,7 +320,7 @@ class DataPlane:
         self._check_ready()
 
     def _check_ready(self) -> None:
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or self._said_linked != epoch.number:
             return
         links = [self._links.get(peer_id) for peer_id in epoch.members if peer_id != self._peer_id]
@@ -356,7 +359,7 @@ class DataPlane:
             except (OSError, ValueError, ProtocolError) as error:
                 log.warning("no shared memory with peer %s: %s", link.peer_id, error)
         dialing.close_all(fds)  # what is mapped stays
-        epoch = self._epoch
+        epoch = self._here
         if epoch is not None and self._said_linked == epoch.number and link.peer_id in epoch.members:
             # What was on the old one may be lost: only a new epoch brings everyone to the same state (R4).
             self._report(epoch.number, link.peer_id)
@@ -367,7 +370,7 @@ class DataPlane:
         if self._links.get(link.peer_id) is not link:
             return
         del self._links[link.peer_id]
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or link.peer_id not in epoch.members or self._ending is not None:
             return
         if self._said_linked < epoch.number:
@@ -380,7 +383,7 @@ class DataPlane:
         """Ends waits whose time is up."""
         self._tick_attempts()
         self.messages.tick(now)
-        epoch = self._epoch
+        epoch = self._here
         if epoch is not None and self._is_ready and len(self._ledger.operations) > KEPT:
             body = self._past.to_tell()
             if body:
@@ -412,7 +415,7 @@ class DataPlane:
                 link.linked = (frame.epoch, body == b"\1")
             self._check_ready()
             return
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
             return
         key = (frame.tag, frame.number)
@@ -455,7 +458,7 @@ class DataPlane:
 
     def destination(self, link: Link, frame: Frame) -> memoryview | None:
         """Where the data of a frame goes."""
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
             return None
         if frame.type is Type.MESSAGE:
@@ -470,7 +473,7 @@ class DataPlane:
 
     def data(self, link: Link, frame: Frame, body: memoryview | None) -> None:
         """The data of a frame is there."""
-        epoch = self._epoch
+        epoch = self._here
         if body is None or epoch is None or frame.epoch != epoch.number or link.peer_id not in epoch.members:
             return
         if frame.type is Type.MESSAGE:
@@ -501,7 +504,7 @@ class DataPlane:
         self._linked.pop(key, None)
 
     def _to_all(self, frame: Frame, body: bytes) -> None:
-        epoch = self._epoch
+        epoch = self._here
         if epoch is None or frame.epoch != epoch.number:
             return
         for peer_id in epoch.members:

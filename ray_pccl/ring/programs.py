@@ -278,10 +278,9 @@ class Packed(Program):
         low = self._bounds[self.rank] + start // self._quantizer.block_bytes * BLOCK
         high = min(low + _PACKED_BLOCKS * BLOCK, self._bounds[self.rank + 1])
         result: Bytes = np.empty(end - start, np.uint8)
-        reduce_packed(self.task, [shown[start:end] for shown in self._inputs], high - low, result)
+        out = None if self.task.out is None else self.task.out[low:high]
+        reduce_packed(self.task, [shown[start:end] for shown in self._inputs], high - low, result, out)
         self._keep.append(result)
-        if self.task.out is not None:
-            self._quantizer.store(result, self.task.out[low:high])
         root = self.task.recipe.header.root
         for step in range(1, self.size):
             rank = (self.rank + step) % self.size

@@ -207,7 +207,7 @@ class SharedAttempt(Attempt):
 
     def commit_now(self) -> bool:
         """Commits, unless a member has frozen or withdrawn. Raises `FrozenError` if it is this one that froze."""
-        if not self.ledger.commit(self.key, time.monotonic(), self._stands):
+        if not self.ledger.commit(self.key, time.monotonic(), self._stands, self.epoch.number):
             return False
         self.host.last[self.key[0]] = self.key[1]
         return True
@@ -495,9 +495,8 @@ class _Packed:
             return
         inputs = [self._place(parts[part], round_, low, high) for parts in self._parts]
         shown = inputs[self._rank]
-        reduce_packed(self._task, inputs, high - low, shown)
-        if self._task.out is not None:
-            self._quantizer.store(shown, self._task.out[low:high])
+        out = None if self._task.out is None else self._task.out[low:high]
+        reduce_packed(self._task, inputs, high - low, shown, out)
 
     def copy_out(self, part: int, round_: _Round) -> None:
         assert self._task.out is not None

@@ -113,7 +113,7 @@ class Attempt:
 
     def prepare(self) -> None:
         """The result is complete: say so in the ledger, before anyone else hears of it."""
-        self.ledger.prepare(self.key, time.monotonic())
+        self.ledger.prepare(self.key, time.monotonic(), self.epoch.number)
         self.prepared = True
 
     def mismatch(self, rank: int, header: bytes) -> RefusedError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from master_actor.core.actions import Append, Received, Send, SentinelGone, SentinelSaid
@@ -234,8 +236,27 @@ def test_an_edge_without_which_there_is_no_ring_costs_one_end_at_its_second_brea
     master = DrivenMaster().formed("a", "b", "c")
     master.say("b", LinkBroken(1, "a"))
     _relinked(master, "a", "b", "c", number=1, epoch=1)
+    assert master.say("a", LinkBroken(2, "b")) == asked("a", "b", "c", number=2)
     reason = "its link to peer a keeps breaking"
-    assert master.say("a", LinkBroken(2, "b")) == [evicted("b", reason), *asked("a", "c", number=2)]
+    assert _all_answer(master, "a", "b", "c", epoch=2)[0] == evicted("b", reason)
+    assert [member.peer_id for member in master.group().durable.members] == ["a", "c"]
+
+
+def test_a_link_that_breaks_because_its_other_end_dies_costs_nobody_else_the_place() -> None:
+    master = DrivenMaster().formed("a", "b", "c")
+    master.say("b", LinkBroken(1, "a"))
+    _relinked(master, "a", "b", "c", number=1, epoch=1)
+    master.say("a", LinkBroken(2, "b"))  # faster than the word that it is the other that dies
+    master.answer("b", 2)
+    master.dies("a")
+    master.answer("c", 2)
+    assert [member.peer_id for member in master.group().durable.members] == ["b", "c"]
+    assert master.group()._links.count_of("b") == 0, "what broke with the dead says nothing of the living"
+
+
+def _all_answer(master: DrivenMaster, *peers: str, epoch: int) -> list[Any]:
+    """What the last answer of a round brings about."""
+    return [master.answer(peer, epoch) for peer in peers][-1]
 
 
 @pytest.mark.parametrize(("earlier", "later"), [("a", "b"), ("b", "c"), ("d", "e"), ("a", "e")])
@@ -244,7 +265,8 @@ def test_an_edge_that_breaks_three_times_costs_the_later_joiner(earlier: str, la
     for epoch in (1, 2):
         master.say(later, LinkBroken(epoch, earlier))
         _relinked(master, "a", "b", "c", "d", "e", number=epoch, epoch=epoch)
-    actions = master.say(earlier, LinkBroken(3, later))
+    master.say(earlier, LinkBroken(3, later))
+    actions = [a for a in _all_answer(master, "a", "b", "c", "d", "e", epoch=3) if isinstance(a, Send)]
     assert [action.peer_id for action in actions if isinstance(action.message, Evicted)] == [later]
 
 
@@ -253,7 +275,8 @@ def test_the_end_with_more_broken_edges_goes_even_if_it_came_first() -> None:
     for epoch, other in ((1, "c"), (2, "b")):
         master.say("a", LinkBroken(epoch, other))
         _relinked(master, "a", "b", "c", number=epoch, epoch=epoch)
-    assert master.say("b", LinkBroken(3, "a"))[0] == evicted("a", "its link to peer b keeps breaking")
+    master.say("b", LinkBroken(3, "a"))
+    assert _all_answer(master, "a", "b", "c", epoch=3)[0] == evicted("a", "its link to peer b keeps breaking")
 
 
 def test_a_member_that_comes_back_with_a_broken_link_starts_a_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -38,6 +39,26 @@ def test_the_push_is_at_least_five_times_as_fast_as_a_timeout() -> None:
     assert "2 members in epoch 2" in output
     assert with_push * 5 < without
     assert 2000 < without < 6000, "without the push, the passive timeout of 3 s decides"
+
+
+@pytest.mark.timeout(120)
+def test_both_ways_to_reduce_many_tensors_survive_the_death_of_a_peer() -> None:
+    output = run("examples/concurrent_all_reduce.py", timeout=60)
+    sums = re.findall(r"(recommended|by hand), .*: the sum is (\d+) on (\d) peers", output)
+    assert sums == [
+        ("recommended", "1111", "4"),
+        ("by hand", "1111", "4"),
+        ("recommended", "111", "3"),
+        ("by hand", "11", "2"),
+    ], output
+
+
+def test_the_example_has_the_functions_that_the_tests_have() -> None:
+    wanted, shown = (
+        {node.name: ast.unparse(node) for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        for path in (ROOT / "tests/collectives/seed.py", ROOT / "examples/concurrent_all_reduce.py")
+    )
+    assert len(wanted) == 2 and wanted.items() <= shown.items()
 
 
 @pytest.mark.ray

@@ -102,9 +102,24 @@ def test_finished_operations_are_answered_for_until_all_are_known_to_be_past_the
 @pytest.mark.parametrize("state", [PREPARED, COMMITTED])
 def test_only_an_unprepared_operation_may_fail_on_one_peer_alone(state: OperationState) -> None:
     ledger = _in(state)
-    with pytest.raises(PCCLError, match=state.value):
+    with pytest.raises(PCCLError, match="prepared" if state is PREPARED else "decided"):
         ledger.fail((0, 0), LOST, NOW)
     assert ledger.operations[0, 0].state is state
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ABORT, Verdict.COMMIT, Verdict.CONSUME])
+def test_an_attempt_of_an_epoch_that_was_decided_meanwhile_changes_nothing(verdict: Verdict) -> None:
+    ledger = _in(PREPARED)
+    _settle(ledger, Outcome(0, 0, verdict, 1, LOST if verdict is Verdict.CONSUME else None))
+    decided = ledger.operations[0, 0].state
+    for late in (
+        lambda: ledger.prepare((0, 0), NOW, 1),
+        lambda: ledger.commit((0, 0), NOW, epoch=1),
+        lambda: ledger.fail((0, 0), LOST, NOW, 1),
+    ):
+        with pytest.raises(FrozenError):
+            late()
+    assert ledger.operations[0, 0].state is decided
 
 
 @pytest.mark.parametrize(

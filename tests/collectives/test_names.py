@@ -1,0 +1,82 @@
+"""PCCL's vocabulary, as its users import it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import ray_pccl
+from ray_pccl import (
+    Attribute,
+    DataType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    UsageError,
+)
+
+NAMES = """Communicator ReduceOp Attribute DataType DistributionHint QuantizationOptions QuantizationAlgorithm
+ReduceOperandDescriptor ReduceDescriptor ReduceOpDescriptor ReduceInfo PCCLError""".split()
+DATATYPES = "UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pccls_name_can_be_imported(name: str) -> None:
+    assert name in ray_pccl.__all__ and getattr(ray_pccl, name).__name__ == name
+
+
+def test_pccls_values_are_there() -> None:
+    assert [op.name for op in ReduceOp] == ["SUM", "AVG", "PROD", "MAX", "MIN"]
+    assert set(DATATYPES) <= {datatype.name for datatype in DataType}
+    assert [hint.name for hint in DistributionHint] == ["NONE", "NORMAL", "UNIFORM"]
+    assert [algorithm.name for algorithm in QuantizationAlgorithm] == ["NONE", "MIN_MAX", "ZERO_POINT_SCALE"]
+    assert Attribute.LOCAL_WORLD_SIZE is Attribute.PEER_GROUP_WORLD_SIZE
+    for name in ("GLOBAL_WORLD_SIZE", "NUM_DISTINCT_PEER_GROUPS", "LARGEST_PEER_GROUP_WORLD_SIZE"):
+        assert hasattr(Attribute, name)
+    info = ReduceInfo(1, 2, 3, ("a", "b", "c"))
+    assert (info.tx_bytes, info.rx_bytes, info.world_size, info.contributors) == (1, 2, 3, ("a", "b", "c"))
+
+
+def _descriptor(count: int) -> ReduceDescriptor:
+    return ReduceDescriptor(
+        count=count,
+        op=ReduceOp.SUM,
+        tag=7,
+        operand_descriptor=ReduceOperandDescriptor(DataType.FLOAT, DistributionHint.NORMAL),
+        quantization_options=QuantizationOptions(DataType.FLOAT, QuantizationAlgorithm.NONE),
+    )
+
+
+def test_descriptors_hold_the_tensors_of_their_library() -> None:
+    tensor = torch.ones(2, 3)
+    made = ReduceOpDescriptor.from_torch(send=tensor, recv=tensor, reduce_descriptor=_descriptor(6))
+    assert made.send is made.recv is tensor and made.reduce_descriptor.tag == 7
+    array = np.ones(6, np.float32)
+    made = ReduceOpDescriptor.from_numpy(send=array, recv=array, reduce_descriptor=_descriptor(6))
+    assert made.send is made.recv is array
+
+
+def test_a_descriptor_whose_count_is_wrong_is_refused() -> None:
+    with pytest.raises(UsageError, match="count=5.*6 elements"):
+        ReduceOpDescriptor.from_torch(torch.ones(6), torch.ones(6), _descriptor(5))
+    with pytest.raises(UsageError, match="count=5.*6 elements"):
+        ReduceOpDescriptor.from_numpy(np.ones(6), np.ones(6), _descriptor(5))
+
+
+@pytest.mark.parametrize("make", [ReduceOpDescriptor.from_torch, ReduceOpDescriptor.from_numpy])
+def test_a_descriptor_of_no_tensor_is_refused(make: object) -> None:
+    with pytest.raises(UsageError):
+        make([1.0], [1.0], _descriptor(1))  # type: ignore[operator]
+
+
+def test_descriptors_and_infos_pickle() -> None:
+    for thing in (_descriptor(3), ReduceInfo(1, 2, 3, ("a",)), QuantizationOptions()):
+        assert pickle.loads(pickle.dumps(thing)) == thing
