@@ -15,10 +15,6 @@ from ray_pccl.ring.task import Attempt
 from ray_pccl.ring.wire import PIECE_BYTES, Frame, Type
 
 
-def _nothing() -> None:
-    """Before it has begun there is nothing to end."""
-
-
 @dataclass(slots=True)
 class Early:
     """What the others have sent of an operation that this peer has not entered."""
@@ -30,13 +26,15 @@ class Early:
 class LinkedAttempt:
     """Drives a program by the frames that arrive, and tells the others how far this rank is."""
 
-    def __init__(self, attempt: Attempt, flush: Callable[[Link], None]) -> None:
+    def __init__(
+        self, attempt: Attempt, flush: Callable[[Link], None], on_end: Callable[[LinkedAttempt], None]
+    ) -> None:
         self.attempt = attempt
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self._links: Mapping[int, Link] = {}
         self._flush = flush
-        self._on_end: Callable[[], None] = _nothing
+        self._on_end = on_end
         self._entered: set[int] = {attempt.epoch.rank}
         self._heard: set[int] = set()
         self._held: dict[int, list[tuple[Frame, memoryview]]] = {}
@@ -64,9 +62,9 @@ class LinkedAttempt:
 
     # -------------------------------------------------------------------------------------------- what happens
 
-    def begin(self, links: Mapping[int, Link], early: Early, ended: Callable[[], None]) -> None:
+    def begin(self, links: Mapping[int, Link], early: Early) -> None:
         """Enters: tells all, and takes into account what those who were faster have sent."""
-        self._links, self._on_end = links, ended
+        self._links = links
         if self._stopped():
             return
         self._tell(Type.ENTER, self.attempt.packed)
@@ -171,7 +169,7 @@ class LinkedAttempt:
                 link.release(self)
             link.drop(lambda frame: (frame.epoch, frame.tag, frame.number) == (epoch, tag, number))
         self._program.close()
-        self._on_end()
+        self._on_end(self)
         self.ended.set()
 
     def _tell(self, type_: Type, body: bytes = b"") -> None:

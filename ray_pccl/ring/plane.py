@@ -250,7 +250,7 @@ class DataPlane:
         self._mesh.call(lambda: self._to_all(frame, body))
 
     def _run_linked(self, attempt: Attempt) -> None:
-        linked = LinkedAttempt(attempt, self._mesh.flush)
+        linked = LinkedAttempt(attempt, self._mesh.flush, self._unlist)
         self._mesh.call(lambda: self._begin(linked))
         while not linked.ended.wait(LOOK_S):
             if self._mesh.is_over:
@@ -267,7 +267,7 @@ class DataPlane:
         links = {rank: self._links.get(attempt.epoch.members[rank]) for rank in others}
         whole = {rank: link for rank, link in links.items() if link is not None}
         if len(whole) == len(others) and self._here is attempt.epoch:
-            linked.begin(whole, self._early.pop(attempt.key, Early()), lambda: self._unlist(attempt.key))
+            linked.begin(whole, self._early.pop(attempt.key, Early()))
         # else a link broke meanwhile: the epoch will freeze, which ends the attempt
 
     def _move(self, epoch: Epoch, addresses: dict[str, str]) -> None:
@@ -500,8 +500,10 @@ class DataPlane:
         operation = self._ledger.operations.get(key)
         return operation is not None and operation.state in (OperationState.COMMITTED, OperationState.FAILED)
 
-    def _unlist(self, key: Key) -> None:
-        self._linked.pop(key, None)
+    def _unlist(self, linked: LinkedAttempt) -> None:
+        """An attempt has ended: what comes of its operation from now on is of the next one, or early."""
+        if self._linked.get(linked.attempt.key) is linked:
+            del self._linked[linked.attempt.key]
 
     def _to_all(self, frame: Frame, body: bytes) -> None:
         epoch = self._here
