@@ -73,7 +73,7 @@ def _complaints(started: list[tuple[Handle, Callable[[], str]]]) -> list[str]:
 
 
 def storm(comm: Communicator, seed: int, batches: int) -> list[str]:
-    """Batches of all kinds and sizes at once, in any order; also from several threads, and with tags that come again."""
+    """Batches of all kinds and sizes at once, in any order, with tags that come again."""
     plan, own = random.Random(seed), random.Random(seed * 100 + comm.rank)
     complaints: list[str] = []
     for _ in range(batches):

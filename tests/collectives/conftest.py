@@ -1,4 +1,4 @@
-"""Groups of real peers, shared by the tests of a module: one for each number of peers and transport."""
+"""Groups of real peers that these tests share: one for each number of peers and transport."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check(reports: list[tuple[list[str], dict[str, str]]]) -> None:
 
 
 class Shelf:
-    """The groups of a module, made when they are first wanted."""
+    """The groups, made when they are first wanted."""
 
     def __init__(self, starter: PeerStarter) -> None:
         self._starter = starter
@@ -82,7 +82,7 @@ class Shelf:
             peer.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MasterProcess]:
     """A master for all groups that no test harms."""
     process = MasterProcess(Path(tmp_path_factory.mktemp("master")), Settings.from_env(None, **CALM))
@@ -93,7 +93,7 @@ def shared_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MasterPr
         process.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shelf(shared_master: MasterProcess) -> Iterator[Shelf]:
     starter = PeerStarter(shared_master.endpoint, shared_master.ownership)
     try:

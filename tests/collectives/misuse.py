@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from ray_pccl import (
     SettingsError,
     UsageError,
 )
+from ray_pccl.control.messages import OperationState
+from ray_pccl.testing import eventually
 from tests.collectives.calls import Outcome
 
 _MIN_MAX = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.MIN_MAX)
@@ -54,11 +57,11 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "a number": (lambda comm: comm.all_reduce(1.0), "number.*make it an array"),
     "a list to receive into": (lambda comm: comm.all_reduce(_ones(), [0.0]), "recv is a list"),
     "None to gather": (lambda comm: comm.all_gather(None, _ones()), "send"),
-    "None to receive into": (lambda comm: comm.all_gather(_ones(), None), "recv"),
-    "None to broadcast": (lambda comm: comm.broadcast(None), "None"),
+    "None to receive into": (lambda comm: comm.all_gather(_ones(), None), "needs a tensor to receive into"),
+    "None to broadcast": (lambda comm: comm.broadcast(None), "tensor"),
     "None to reduce": (lambda comm: comm.reduce(None), "send"),
     "no tensor to exchange": (lambda comm: comm.all_to_all(None, _ones()), "send"),
-    "None to scatter into": (lambda comm: comm.scatter(_ones(), None), "recv"),
+    "None to scatter into": (lambda comm: comm.scatter(_ones(), None), "needs a tensor to receive into"),
     "complex numbers": (lambda comm: comm.all_reduce(_ones(dtype="complex64")), "complex64"),
     "text": (lambda comm: comm.broadcast(np.array(["a"])), "U1"),
     "a read-only result": (lambda comm: comm.all_reduce(_ones(), _read_only()), "read-only.*copy"),
@@ -81,7 +84,7 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], str]] = {
     "a tag that is no number": (lambda comm: comm.barrier(tag="a"), "tag.*'a'"),
     "a tag that is a truth": (lambda comm: comm.barrier(tag=True), "tag.*True"),
     "a root outside the world": (lambda comm: comm.broadcast(_ones(), root=2), "root.*0 to 1.*2"),
-    "a root below 0": (lambda comm: comm.reduce(_ones(), root=-1), "root.*0 to 1.*-1"),
+    "a root below 0": (lambda comm: comm.reduce(_ones(), root=-1), "root is a rank.*-1"),
     "a root that is no number": (lambda comm: comm.broadcast(_ones(), root="first"), "root.*'first'"),
     "a root that is a fraction": (lambda comm: comm.gather(_ones(), _ones(8), root=0.0), "root.*0.0"),
     "another operand": (
@@ -118,8 +121,6 @@ MISTAKES: dict[str, tuple[Callable[[Communicator], Any], str]] = {
 
 def commit(comm: Communicator, mistake: str) -> list[str]:
     """Makes a mistake. Nothing has changed by it: the same tags go on."""
-    import re
-
     call, wanted = MISTAKES[mistake]
     complaints = []
     try:
@@ -185,6 +186,30 @@ def misfit(comm: Communicator, name: str, everyone: bool) -> Outcome:
     except PCCLError as error:
         return Outcome(entered=entered, ended=time.monotonic(), error=type(error).__name__, text=str(error))
     return Outcome(entered=entered, ended=time.monotonic())
+
+
+def hears_late(comm: Communicator, gate: str) -> Outcome:
+    """Rank 0's tensor does not fit; the others hear of it between two steps of theirs: after they have entered the
+    operation, and before they have begun to work on it.
+    """
+    assert comm._running is not None and comm._connection is not None
+    plane, operations = comm._running._plane, comm._connection.membership.ledger.operations
+    begin = plane.attempt
+
+    def begin_late(*args: Any, **kwargs: Any) -> Any:
+        comm.store.add(gate, 1)
+        refused = [OperationState.FAILED]
+        eventually(lambda: refused == [op.state for key, op in list(operations.items()) if key[0] == 1][-1:], 10)
+        return begin(*args, **kwargs)
+
+    if comm.rank:
+        plane.attempt = begin_late  # type: ignore[method-assign]
+    else:
+        eventually(lambda: comm.store.add(gate, 0) == comm.world_size - 1, 10)
+    try:
+        return misfit(comm, "all_gather", everyone=False)
+    finally:
+        plane.attempt = begin  # type: ignore[method-assign]
 
 
 def many_misfits(comm: Communicator, number: int) -> int:

@@ -4,8 +4,13 @@ all peers have to have the same ones.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -254,8 +259,6 @@ def _large(dtype: str, parts: int, ops: Sequence[ReduceOp]) -> Iterator[tuple[in
 
 def barriers(comm: Communicator, arrivals: int) -> list[tuple[float, float]]:
     """When this peer entered and left each of some barriers, one of which it always comes to late."""
-    import time
-
     times = []
     for number in range(arrivals):
         if number % comm.world_size == comm.rank:
@@ -294,15 +297,11 @@ def many_in_vain(comm: Communicator, number: int) -> list[str]:
 
 def open_files(comm: Communicator) -> int:
     """Descriptors of this process."""
-    import os
-
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def pss_bytes() -> int:
     """What this process uses, its share of shared memory included."""
-    from pathlib import Path
-
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     (pss,) = (int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return pss << 10
@@ -310,14 +309,10 @@ def pss_bytes() -> int:
 
 def memory_beyond_tensors(comm: Communicator, kind: str, number: int, nbytes: int, in_place: bool) -> int:
     """How many bytes more than before are in use at most, besides the tensors, while such operations run."""
-    import threading
-
     count = nbytes // 4
-    is_part = kind in OF_PARTS
     sends = [np.full(count, 1.0, np.float32) for _ in range(number)]
-    recvs = [np.full(count // comm.world_size if is_part else count, 2.0, np.float32) for _ in sends]
-    small = np.ones(100, np.float32)
-    comm.all_reduce(small)  # what an operation of any size needs is there
+    part = count // comm.world_size if kind == "reduce_scatter" else count
+    recvs = [np.full(part, 2.0, np.float32) for _ in sends]
     before = highest = pss_bytes()
     over = threading.Event()
 
@@ -338,5 +333,31 @@ def memory_beyond_tensors(comm: Communicator, kind: str, number: int, nbytes: in
         over.set()
         watcher.join()
     result = sends[0] if in_place else recvs[0]
-    assert kind == "reduce" or (result == comm.world_size).all()
+    assert kind in ("reduce", "all_to_all") or (result == comm.world_size).all()
     return highest - before
+
+
+def many_behind(comm: Communicator, number: int) -> None:
+    """So many operations by handles, which need threads of their own."""
+    handles = [comm.all_reduce_async(np.ones(1000), tag=tag) for tag in range(number)]
+    assert all(handle.wait()[0] for handle in handles)
+
+
+def belongings(comm: Communicator) -> tuple[list[str], list[str], list[str]]:
+    """The library's threads, sockets and memory in this process."""
+    gc.collect()
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ray_pccl")]
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(entry.readlink()))
+    sockets = [link for link in links if link.startswith("socket:")]
+    # What the test itself talks through stays.
+    ours = sockets[1:] + [link for link in links if _is_of_a_group(link)]
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if _is_of_a_group(line)]
+    return threads, ours, maps
+
+
+def _is_of_a_group(memory: str) -> bool:
+    """Not the arena of `ray_pccl.empty`: it is the process's, and lives as long."""
+    return "memfd:ray_pccl" in memory and "ray_pccl-arena" not in memory

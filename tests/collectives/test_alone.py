@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from ray_pccl import (
     Settings,
     UsageError,
 )
-from ray_pccl.testing import MasterProcess, eventually
+from ray_pccl.testing import MasterProcess
 
 
 @pytest.fixture(scope="module")
@@ -93,27 +92,3 @@ def test_mistakes_are_mistakes_alone_too(hermit: Communicator) -> None:
     ):
         with pytest.raises(UsageError):
             mistake()
-
-
-# -------------------------------------------------------------------------------------------- nothing is left behind
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_nothing_is_left_after_close(shared_master: MasterProcess) -> None:
-    import threading
-
-    threads, files = set(threading.enumerate()), _descriptors()
-    memory = set(Path("/dev/shm").iterdir())
-    for _ in range(2):
-        with Communicator("leaving", master=shared_master.endpoint, settings=Settings(last_call_s=0.0)) as communicator:
-            handles = [communicator.all_reduce_async(np.ones(1000), tag=tag) for tag in range(20)]
-            assert all(handle.wait()[0] for handle in handles)
-            name = f"ray_pccl-data/{communicator.peer_id}"
-            assert name in Path("/proc/net/unix").read_text()
-            assert set(Path("/dev/shm").iterdir()) <= memory, "shared memory has no name"
-        assert name not in Path("/proc/net/unix").read_text()
-    eventually(lambda: set(threading.enumerate()) <= threads, 10, "no thread is left")
-    eventually(lambda: _descriptors() <= files, 10, "no file is left open")

@@ -29,6 +29,13 @@ def test_tensors_that_do_not_fit_the_world_are_told_to_all_peers_at_once(group: 
         check(together(group, programs.meet, "numpy", "float32"))
 
 
+@over(2, 3)
+def test_a_refusal_is_heard_at_whatever_moment_it_comes(group: PeerGroup) -> None:
+    outcomes = together(group, misuse.hears_late, f"gate of {group[0].peer_id}")
+    assert [outcome.error for outcome in outcomes] == ["UsageError"] * len(group), outcomes
+    assert max(outcome.ended - outcome.entered for outcome in outcomes) < 2.0
+
+
 @pytest.mark.slow
 @over(2)
 def test_misfits_in_a_row_leave_no_trace(group: PeerGroup) -> None:

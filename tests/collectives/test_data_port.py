@@ -88,6 +88,7 @@ def test_the_key_of_another_group_opens_nothing(group: PeerGroup, shared_master:
     check(together(group, programs.meet, "numpy", "float32"))
 
 
+@pytest.mark.slow
 @over(2, transports=("tcp",))
 def test_who_connects_and_says_nothing_holds_up_nobody(group: PeerGroup) -> None:
     address = _address(group[0])

@@ -22,7 +22,7 @@ def test_the_manual_loop_of_the_seed_runs_unchanged(group: PeerGroup, number: in
     assert not any(together(group, seeded.manual, number, max_in_flight))
 
 
-@over(3)
+@over(2)
 def test_arrays_may_be_reduced_out_of_place_from_an_iterator(group: PeerGroup) -> None:
     assert not any(together(group, seeded.numpy_descriptors, 30, 8))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import ray_pccl
 from ray_pccl import (
     Attribute,
+    Communicator,
     DataType,
     DistributionHint,
     QuantizationAlgorithm,
@@ -23,9 +25,34 @@ from ray_pccl import (
     UsageError,
 )
 
-NAMES = """Communicator ReduceOp Attribute DataType DistributionHint QuantizationOptions QuantizationAlgorithm
-ReduceOperandDescriptor ReduceDescriptor ReduceOpDescriptor ReduceInfo PCCLError""".split()
-DATATYPES = "UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE".split()
+NAMES = [
+    "Communicator",
+    "ReduceOp",
+    "Attribute",
+    "DataType",
+    "DistributionHint",
+    "QuantizationOptions",
+    "QuantizationAlgorithm",
+    "ReduceOperandDescriptor",
+    "ReduceDescriptor",
+    "ReduceOpDescriptor",
+    "ReduceInfo",
+    "PCCLError",
+]
+DATATYPES = {
+    "UINT8",
+    "INT8",
+    "UINT16",
+    "INT16",
+    "UINT32",
+    "INT32",
+    "UINT64",
+    "INT64",
+    "FLOAT16",
+    "BFLOAT16",
+    "FLOAT",
+    "DOUBLE",
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,7 +62,7 @@ def test_pccls_name_can_be_imported(name: str) -> None:
 
 def test_pccls_values_are_there() -> None:
     assert [op.name for op in ReduceOp] == ["SUM", "AVG", "PROD", "MAX", "MIN"]
-    assert set(DATATYPES) <= {datatype.name for datatype in DataType}
+    assert {datatype.name for datatype in DataType} >= DATATYPES
     assert [hint.name for hint in DistributionHint] == ["NONE", "NORMAL", "UNIFORM"]
     assert [algorithm.name for algorithm in QuantizationAlgorithm] == ["NONE", "MIN_MAX", "ZERO_POINT_SCALE"]
     assert Attribute.LOCAL_WORLD_SIZE is Attribute.PEER_GROUP_WORLD_SIZE
@@ -65,9 +92,9 @@ def test_descriptors_hold_the_tensors_of_their_library() -> None:
 
 
 def test_a_descriptor_whose_count_is_wrong_is_refused() -> None:
-    with pytest.raises(UsageError, match="count=5.*6 elements"):
+    with pytest.raises(UsageError, match=r"count=5.*6 elements"):
         ReduceOpDescriptor.from_torch(torch.ones(6), torch.ones(6), _descriptor(5))
-    with pytest.raises(UsageError, match="count=5.*6 elements"):
+    with pytest.raises(UsageError, match=r"count=5.*6 elements"):
         ReduceOpDescriptor.from_numpy(np.ones(6), np.ones(6), _descriptor(5))
 
 
@@ -80,3 +107,18 @@ def test_a_descriptor_of_no_tensor_is_refused(make: object) -> None:
 def test_descriptors_and_infos_pickle() -> None:
     for thing in (_descriptor(3), ReduceInfo(1, 2, 3, ("a",)), QuantizationOptions()):
         assert pickle.loads(pickle.dumps(thing)) == thing
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "broadcast", "barrier"])
+def test_blocking_forms_retry_by_default_and_async_forms_do_not(name: str) -> None:
+    for form, default in ((name, True), (f"{name}_async", False)):
+        parameters = inspect.signature(getattr(Communicator, form)).parameters
+        assert parameters["retry"].default is default and parameters["tag"].default == 0
+
+
+@pytest.mark.parametrize("name", ["reduce", "broadcast", "gather", "scatter"])
+def test_the_root_is_rank_0_and_the_op_is_a_sum_unless_told_otherwise(name: str) -> None:
+    for form in (name, f"{name}_async"):
+        parameters = inspect.signature(getattr(Communicator, form)).parameters
+        assert parameters["root"].default == 0
+        assert "op" not in parameters or parameters["op"].default is ReduceOp.SUM
