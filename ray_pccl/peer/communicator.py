@@ -156,9 +156,11 @@ class Communicator(Collectives):
             self._connection = connection
             # Before anyone can see that we are a member: a callback may be the first to call.
             self._early_call = True
+            if self._running is not None:
+                self._running.close()
             self._running = Operations(connection, plane)
             self._let_go.detach()
-            self._let_go = weakref.finalize(self, _abandon, connection, self._events)
+            self._let_go = weakref.finalize(self, _abandon, connection, self._events, self._running)
         return connection
 
     def close(self) -> None:
@@ -355,10 +357,12 @@ def _check_sizes(minimum: int, maximum: int | None, rank: int | None) -> None:
         raise SettingsError(f"rank is None, or from 0 to below max_world_size={maximum}, not {rank!r}")
 
 
-def _abandon(connection: MasterConnection | None, events: EventQueue) -> None:
+def _abandon(connection: MasterConnection | None, events: EventQueue, running: Operations | None = None) -> None:
     """What is left to do for a communicator that nobody holds any more."""
     if connection is not None:
         connection.close()
+    if running is not None:
+        running.close()
     events.close()
 
 

@@ -52,6 +52,8 @@ class Ledger:
         """Without a word from the master until then, nothing moves any more."""
         self.lease_missed = False
         """Frozen by the lease, which the master does not know yet."""
+        self.epoch = 0
+        """The epoch that was decided last."""
         self.operations: dict[Key, Operation] = {}
         self.close_boards: Callable[[], Iterable[Key]] = _nothing_published
         """What the data plane does first when the epoch freezes: nobody may count on this peer's published inputs from
@@ -69,6 +71,7 @@ class Ledger:
         """Like `enter`, with the operation itself, whose state tells what becomes of it."""
         with self._lock:
             self._require_thawed(now)
+            self._require_epoch(epoch)
             number = self._numbers.get(tag, 0)
             self._numbers[tag] = number + 1
             key = tag, number
@@ -81,6 +84,7 @@ class Ledger:
         """The peer begins an aborted operation anew, with the members of this epoch."""
         with self._lock:
             self._require_thawed(now)
+            self._require_epoch(epoch)
             operation = self.operations[key]
             if operation.state is _RUNNING:
                 operation.epoch = epoch
@@ -180,6 +184,7 @@ class Ledger:
                 self.operations.clear()
                 self._numbers.clear()
                 self._oldest.clear()
+            self.epoch = epoch
             self.frozen = False
             self.lease_missed = False
 
@@ -211,6 +216,14 @@ class Ledger:
         if operation is None or decided or epoch not in (None, operation.epoch):
             raise FrozenError(f"operation {key} was decided, or begun anew, since epoch {epoch}")
         return operation
+
+    def _require_epoch(self, epoch: int) -> None:
+        if self.epoch > epoch:
+            raise FrozenError(f"epoch {epoch} is over: {self.epoch} has begun")
+
+    def is_past(self, key: Key) -> bool:
+        """Whether a later operation of its tag has committed here, so that everyone is past it."""
+        return key[1] < self._oldest.get(key[0], 0)
 
     def _require_thawed(self, now: float) -> None:
         self.check_lease(now)

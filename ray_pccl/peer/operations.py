@@ -27,12 +27,14 @@ from ray_pccl.ring.header import Kind
 from ray_pccl.ring.messaging import Transfer
 from ray_pccl.ring.plane import DataPlane
 from ray_pccl.ring.programs import as_bytes
+from ray_pccl.ring.segment import ENTRIES
 from ray_pccl.ring.shared import Host, SharedAttempt, slots
 from ray_pccl.ring.task import Attempt, Epoch, RefusedError
 from ray_pccl.ring.tensors import as_input, as_output
 from ray_pccl.settings import check_timeout
 
 _LOOK_S = 0.05
+_RETRY_S = 0.0005
 _RUNNING, _PREPARED = OperationState.RUNNING, OperationState.PREPARED
 _COMMITTED, _FAILED = OperationState.COMMITTED, OperationState.FAILED
 
@@ -45,7 +47,8 @@ class Operations:
         self._membership = connection.membership
         self._plane = plane
         self._workers = Workers()
-        self._tags: set[int] = set()
+        self._tags: dict[int, Request] = {}
+        """What is in flight."""
         self._lock = threading.Lock()
         self._awaiting = threading.Lock()
         self.entered = 0
@@ -105,23 +108,23 @@ class Operations:
     def run(self, request: Request, timeout: float | None) -> ReduceInfo:
         """Runs a request in this thread."""
         patience = self._patience(timeout)
-        self._claim(request.tag)
         try:
+            self._claim(request)
             return self._execute(request, patience, behind=False)
         finally:
-            self._tags.discard(request.tag)
+            self._release(request)
 
     def start(self, request: Request, timeout: float | None) -> Handle:
         """Runs a request behind the caller's back."""
         patience = self._patience(timeout)
-        self._claim(request.tag)
+        self._claim(request)
         handle = Handle()
 
         def execute() -> ReduceInfo:
             try:
                 return self._execute(request, patience, behind=True)
             finally:
-                self._tags.discard(request.tag)
+                self._release(request)
 
         self._workers.submit(lambda: handle.run(execute))
         return handle
@@ -131,12 +134,20 @@ class Operations:
             return self._membership.settings.op_timeout_s
         return check_timeout(timeout, "an operation")
 
-    def _claim(self, tag: int) -> None:
+    def _claim(self, request: Request) -> None:
         self.entered += 1
         with self._lock:
-            if tag in self._tags:
-                raise UsageError(f"an operation with tag {tag} is in flight already: use another tag, or wait for it")
-            self._tags.add(tag)
+            if request.tag in self._tags:
+                raise UsageError(
+                    f"an operation with tag {request.tag} is in flight already: use another, or wait for it"
+                )
+            if len(self._tags) >= ENTRIES:
+                raise UsageError(f"{ENTRIES} operations are in flight already: wait for some of them")
+            self._tags[request.tag] = request
+
+    def _release(self, request: Request) -> None:
+        if self._tags.get(request.tag) is request:  # not that of another call, which is why this one failed
+            del self._tags[request.tag]
 
     # ---------------------------------------------------------------------------------------------- executing
 
@@ -165,7 +176,15 @@ class Operations:
             assert operation is not None
             if operation.state is _FAILED:
                 raise _failed(operation)
-            info = self._try(request, key, operation, epoch, host, now + patience, behind=behind)
+            try:
+                info = self._try(request, key, operation, epoch, host, now + patience, behind=behind)
+            except PCCLError:
+                raise
+            except BaseException as error:  # an interrupt, no memory: the others are not to wait for this peer
+                if operation.state is _RUNNING:
+                    with contextlib.suppress(PCCLError):
+                        self._refuse(key, operation, epoch, RefusedError(_interruption(epoch, error)))
+                raise
             if info is not None:
                 return info
 
@@ -212,8 +231,11 @@ class Operations:
                 return None
             request.alone()
             return ReduceInfo(0, 0, 1, epoch.members)
-        attempt = plane.attempt(task, key, epoch, host, deadline)
+        attempt: Attempt | None = None
         try:
+            attempt = plane.attempt(task, key, epoch, host, deadline)
+            if operation.state is _FAILED:  # another refused it before this attempt could be told
+                raise _failed(operation)
             try:
                 plane.run(attempt, behind=behind)
             except FrozenError:
@@ -231,7 +253,7 @@ class Operations:
                 raise
             request.finish(keeps=task.out is not None)
         finally:
-            plane.leave(attempt)
+            plane.leave(key, attempt)
         return ReduceInfo(attempt.tx, attempt.rx, epoch.size, epoch.members)
 
     def _resolve(self, attempt: Attempt) -> None:
@@ -259,12 +281,12 @@ class Operations:
 
     def _interrupted(self, attempt: Attempt, operation: Operation, error: BaseException) -> None:
         """The caller gives up: if it still may, for everyone; if not, the others have what they need to commit."""
-        if isinstance(attempt, SharedAttempt) and attempt.at >= 0 and not attempt.withdraw():
+        if isinstance(attempt, SharedAttempt) and not attempt.withdraw():
             with contextlib.suppress(FrozenError):  # frozen: it counts as prepared
-                attempt.commit_now()
+                while not attempt.commit_now():
+                    time.sleep(_RETRY_S)
             return
-        me = attempt.epoch.members[attempt.epoch.rank]
-        failure = Failure("PCCLError", f"peer {me} was interrupted in the operation: {type(error).__name__} {error}")
+        failure = _interruption(attempt.epoch, error)
         with contextlib.suppress(PCCLError):
             self._refuse(attempt.key, operation, attempt.epoch, RefusedError(failure))
         self._plane.stop(attempt, error_of(failure))
@@ -309,9 +331,14 @@ class Operations:
         self._plane.call(lambda: post(transfer))
 
         def wait() -> ReduceInfo:
-            while not transfer.ended.wait(1.0):
-                if self._plane.ending is not None:
-                    transfer.end(self._plane.ending)
+            try:
+                while not transfer.ended.wait(1.0):
+                    if self._plane.ending is not None:
+                        transfer.end(self._plane.ending)
+            except BaseException:
+                self._plane.call(lambda: messages.cancel(transfer))
+                transfer.ended.wait(1.0)
+                raise
             if transfer.error is not None:
                 raise transfer.error
             if not sends:
@@ -372,6 +399,11 @@ def _collect(handle: Handle, infos: list[ReduceInfo]) -> BaseException | None:
         infos.append(info)
         return None
     return handle.exception()
+
+
+def _interruption(epoch: Epoch, error: BaseException) -> Failure:
+    me = epoch.members[epoch.rank]
+    return Failure("PCCLError", f"peer {me} was interrupted in the operation: {type(error).__name__} {error}")
 
 
 def _failed(operation: Operation) -> PCCLError:

@@ -58,6 +58,7 @@ class Request:
         self._op = op
         self._root = root
         self.root_id = ""
+        self._given = send
         self._output = output
         """The tensor that becomes the output where the root, once it is known, calls for one."""
         self._options = _PLAIN if quantization is None else quantization
@@ -104,10 +105,11 @@ class Request:
             raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
         self.root_id = epoch.members[self._root]
         is_root = self._root == epoch.rank
-        if self._output is not None and self.recv is None and is_root == (self.kind is Kind.REDUCE):
+        if self.kind is Kind.BROADCAST:
+            self.send = self._given if is_root else None
+            self.recv = None if is_root else as_output(self._output)
+        elif self.kind is Kind.REDUCE and is_root and self.recv is None:
             self.recv = as_output(self._output)
-            if self.kind is Kind.BROADCAST:
-                self.send = None
 
     def task(self, epoch: Epoch) -> Task:
         """The task in this epoch. `RefusedError` for tensors that do not fit the world: everyone is told."""

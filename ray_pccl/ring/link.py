@@ -107,6 +107,12 @@ class Link:
             self._writing = not self._writing
             self.wants_write(self, self._writing)
 
+    def keep(self, owner: object) -> None:
+        """Lets go of an owner's memory, but sends all that was queued, from copies."""
+        for item in self._queue:
+            if item.owner is owner:
+                item.detach()
+
     def release(self, owner: object) -> None:
         """Lets go of an owner's memory: what has not begun is dropped, what has is sent on from a copy."""
         for item in self._queue:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ray_pccl.errors import ProtocolError
+from ray_pccl.peer.ledger import FrozenError
 from ray_pccl.ring import fault_points
 from ray_pccl.ring.link import Link
 from ray_pccl.ring.programs import program_for
@@ -165,7 +166,9 @@ class LinkedAttempt:
         self.error = error
         epoch, (tag, number) = self.attempt.epoch.number, self.attempt.key
         for link in self._links.values():
-            if error is not None:
+            if self.attempt.prepared and not isinstance(error, FrozenError):
+                link.keep(self)  # others may still need what is on its way, and commit with it
+            elif error is not None:
                 link.release(self)
             link.drop(lambda frame: (frame.epoch, frame.tag, frame.number) == (epoch, tag, number))
         self._program.close()

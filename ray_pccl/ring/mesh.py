@@ -140,7 +140,7 @@ class Mesh:
                     if isinstance(key.data, Link):
                         self._serve(key.data, events)
                     else:
-                        key.data()
+                        self._guarded(key.data)
                 now = time.monotonic()
                 if now >= next_tick:
                     next_tick = now + TICK_S

@@ -94,6 +94,16 @@ class Messages:
             return True
         return False
 
+    def cancel(self, transfer: Transfer) -> None:
+        """Nobody waits for it any more: its memory is let go of, and an offer taken back."""
+        for posted in (self._sends, self._receives):
+            if posted.get(transfer.way) is transfer:
+                del posted[transfer.way]
+                self._let_go(transfer)
+                if posted is self._sends:
+                    self._say(transfer.way, Type.DECLINE, transfer.number)
+        transfer.end(UsageError("the call was interrupted"))
+
     # ------------------------------------------------------------------------------------------- what happens
 
     def move(self, epoch: Epoch) -> None:

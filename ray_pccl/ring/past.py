@@ -50,6 +50,8 @@ class Past:
         for key in _KEY.iter_unpack(body):
             if len(self._said) < _MOST_WAITING or key in self._said:
                 self._said.setdefault(key, set()).add(peer_id)
+        for key in [key for key in self._said if self._ledger.is_past(key)]:
+            del self._said[key]
         self.forget(others)
 
     def forget(self, others: int) -> None:

@@ -232,14 +232,14 @@ class DataPlane:
         self._mesh.call(end)
         stopped.wait(STOP_TIMEOUT_S)
 
-    def leave(self, attempt: Attempt) -> None:
-        """The attempt is over, and reads nothing any more."""
+    def leave(self, key: Key, attempt: Attempt | None) -> None:
+        """The attempt at this operation, if it came to one, is over, and reads nothing any more."""
         if isinstance(attempt, SharedAttempt):
             memory = self.memory
             if memory is not None:
                 memory.published.pop(attempt.key, None)
             attempt.done()
-        self._attempts.pop(attempt.key, None)
+        self._attempts.pop(key, None)
         if not self._is_ready:
             self._mesh.call(self._announce)
 
@@ -398,7 +398,8 @@ class DataPlane:
 
     def over(self) -> None:
         """The mesh ends: so does all that waits for it."""
-        error = self._ending or NotConnectedError("the communicator was closed")
+        error = self._ending or NotConnectedError("the communicator's data plane has ended")
+        self.end(error)
         for linked in list(self._linked.values()):
             linked.end(error.again())
         self.messages.tick(time.monotonic())

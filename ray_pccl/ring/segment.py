@@ -3,8 +3,10 @@
 Each rank writes only its own segment; the others map it read-only, and the kernel holds them to it (a seal), so a
 zombie that wakes up can't write into live memory (R8). It has no name: the kernel frees it with the last process.
 
-The board has an entry for each tag. An entry's words are written in an order, and read in the opposite one: `FLAG` is
-set last and read last. `IDENT` (epoch and tag) changes only while the flag is invalid.
+The board has an entry for each tag. An entry's words are written in an order, and read in the opposite one: a flag is
+set last and read last. `IDENT` (epoch and tag) changes only while the flags are invalid. Flags, headers and slots come
+in pairs that alternate with the operation's number, so that a rank that has failed one and shows the next does not
+seem to have gone through it: only its own number counts, or `LAST`, which says that its owner has committed it.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ ENTRIES = 128
 ENTRY_WORDS = 16
 CLOSED, ASLEEP = 0, 8
 """Words of the first page: the epoch up to which nothing published counts any more, and how many threads sleep."""
-IDENT, FLAG, DONE, WINDOW, SOURCE, HEADERS = 0, 1, 2, 3, 4, 8
-"""Words of an entry. Headers alternate with the operation's number, like the slots."""
+IDENT, LAST, DONE, WINDOW, SOURCE, FLAGS, HEADERS = 0, 1, 2, 3, 4, 5, 8
+"""Words of an entry. There are two flags and two headers, one for even and one for odd numbers."""
 HEADER_WORDS = HEADER_BYTES // 8
 INVALID = -1
 STAGE_BITS = 21
+STAGE_MASK = (1 << STAGE_BITS) - 1
 TAG_BITS = 31
 TAG_MASK = (1 << TAG_BITS) - 1
 """Larger than any tag, so that an invalid entry belongs to none."""
@@ -91,23 +94,34 @@ class Segment:
         (found,) = np.nonzero(self._idents & TAG_MASK == tag)
         if not len(found):
             return None
+        if len(self._entry_of) > 2 * ENTRIES:  # a neighbour's: one's own has no more than there are
+            self._entry_of.clear()
         at = self._entry_of[tag] = _FIRST_ENTRY + int(found[0]) * ENTRY_WORDS
         return at
 
-    def is_at_least(self, tag: int, ident: int, flag: int) -> int | None:
-        """Where the entry of a tag begins, if it has come this far in this epoch."""
+    def is_at_least(self, tag: int, ident: int, number: int, stage: int) -> int | None:
+        """Where the entry of a tag begins, if its owner has come this far in this operation of this epoch."""
         at = self.find(tag)
-        if at is not None and self.words[at] == ident and self.words[at + FLAG] >= flag:
-            return at
-        return None
+        if at is None:
+            return None
+        words = self.words
+        if words[at] != ident:
+            return None
+        shown = words[at + FLAGS + (number & 1)]
+        far = shown >> STAGE_BITS == number and shown & STAGE_MASK >= stage
+        return at if (far or words[at + LAST] >= number) and words[at] == ident else None
 
-    def has_shown(self, tag: int, ident: int, flag: int) -> int | None:
-        """Like `is_at_least`, but what was withdrawn counts: its owner may find that it must not, and put it back."""
+    def has_shown(self, tag: int, ident: int, number: int) -> int | None:
+        """Where the entry of a tag begins, if the operation was ever shown there in this epoch.
+
+        What was withdrawn counts: its owner may find that it must not be, and put it back.
+        """
         at = self.find(tag)
         if at is None or self.words[at] != ident:
             return None
-        shown = self.words[at + FLAG]
-        return at if (~shown if shown < 0 else shown) >= flag else None
+        shown = self.words[at + FLAGS + (number & 1)]
+        mine = (~shown if shown < 0 else shown) >> STAGE_BITS == number
+        return at if (mine or self.words[at + LAST] >= number) and self.words[at] == ident else None
 
     def header(self, at: int, number: int) -> bytes:
         """The header of an operation whose flag is set."""
@@ -149,7 +163,7 @@ class OwnSegment(Segment):
     def give_back(self, tag: int) -> None:
         """Nobody reads this tag's entry any more."""
         at = self._entry_of.pop(tag)
-        self.words[at + FLAG] = INVALID
+        self._invalidate(at)
         self.words[at + IDENT] = INVALID
         self._free.append(at)
 
@@ -162,13 +176,16 @@ class OwnSegment(Segment):
         """The entry is of this epoch from now on. Before its slots are written: who still reads them must notice."""
         words = self.words
         if words[at] != ident:
-            words[at + FLAG] = INVALID
+            self._invalidate(at)
             words[at] = ident
             words[at + DONE] = number
+
+    def _invalidate(self, at: int) -> None:
+        self.words[at + FLAGS] = self.words[at + FLAGS + 1] = self.words[at + LAST] = INVALID
 
     def post(self, at: int, number: int, header: bytes, flag: int) -> None:
         """Shows an operation to the others: the flag last, as all before it must be there when it is seen."""
         words = self.words
         first = at + HEADERS + (number & 1) * HEADER_WORDS
         words[first : first + HEADER_WORDS] = memoryview(header).cast("q")
-        words[at + FLAG] = flag
+        words[at + FLAGS + (number & 1)] = flag

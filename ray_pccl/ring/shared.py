@@ -29,7 +29,8 @@ from ray_pccl.ring.segment import (
     ASLEEP,
     CLOSED,
     DONE,
-    FLAG,
+    FLAGS,
+    LAST,
     PART_BYTES,
     PARTS,
     SLOT_BYTES,
@@ -78,8 +79,22 @@ class Host:
         """At rank 0: the windows that no operation uses."""
         self.last: dict[int, int] = {}
         """The last operation of each tag that committed."""
+        self.lent: list[tuple[int, int, int]] = []
+        """At rank 0: windows of operations that failed, with tag and number, until nobody uses them any more."""
         self.busy: set[int] = set()
         """Tags with an operation in flight."""
+
+    def reclaim(self) -> None:
+        """Takes back the windows of failed operations that all others have left, or never entered."""
+        for loan in list(self.lent):
+            window, tag, number = loan
+            if all(self._has_left(self.segments[rank], tag, number) for rank in self.others):
+                self.lent.remove(loan)
+                self.windows.append(window)
+
+    def _has_left(self, segment: Segment, tag: int, number: int) -> bool:
+        at = segment.has_shown(tag, ident_of(self.epoch.number, tag), number)
+        return at is None or segment.words[at + DONE] > number
 
     def ring(self) -> None:
         """Something was published: wakes who sleeps."""
@@ -154,16 +169,16 @@ class SharedAttempt(Attempt):
 
     def reach(self, stage: int) -> None:
         """Goes on to the next stage of a posted operation."""
-        self.host.own.words[self.at + FLAG] = self.flag + stage
+        self.host.own.words[self.at + FLAGS + (self.key[1] & 1)] = self.flag + stage
         self.moves += 1
         self.host.ring()
 
     def wait_all(self, stage: int) -> Steps:
         """Waits until all others have come this far."""
-        tag, ident, flag = self.key[0], self.ident, self.flag + stage
+        (tag, number), ident = self.key, self.ident
         for rank in self.host.others:
             segment = self.host.segments[rank]
-            while segment.is_at_least(tag, ident, flag) is None:
+            while segment.is_at_least(tag, ident, number, stage) is None:
                 yield
 
     def wait_entered(self) -> Steps:
@@ -171,7 +186,7 @@ class SharedAttempt(Attempt):
         tag, number = self.key
         for rank in self.host.others:
             segment = self.host.segments[rank]
-            while (at := segment.is_at_least(tag, self.ident, self.flag + ENTERED)) is None:
+            while (at := segment.is_at_least(tag, self.ident, number, ENTERED)) is None:
                 yield
             header = segment.header(at, number)
             if header != self.packed:
@@ -181,7 +196,7 @@ class SharedAttempt(Attempt):
     def entered(self, rank: int) -> bytes | None:
         """The header that a rank has posted under this tag and number, if any."""
         segment = self.host.segments[rank]
-        at = segment.is_at_least(self.key[0], self.ident, self.flag + ENTERED)
+        at = segment.is_at_least(self.key[0], self.ident, self.key[1], ENTERED)
         return None if at is None else segment.header(at, self.key[1])
 
     def done(self) -> None:
@@ -197,7 +212,7 @@ class SharedAttempt(Attempt):
 
     def _has_published(self, rank: int) -> bool:
         segment = self.host.segments[rank]
-        at = segment.has_shown(self.key[0], self.ident, self.flag + PUBLISHED)
+        at = segment.has_shown(self.key[0], self.ident, self.key[1])
         return at is not None and segment.header(at, self.key[1]) == self.packed
 
     def commit(self) -> Steps:
@@ -209,15 +224,17 @@ class SharedAttempt(Attempt):
         """Commits, unless a member has frozen or withdrawn. Raises `FrozenError` if it is this one that froze."""
         if not self.ledger.commit(self.key, time.monotonic(), self._stands, self.epoch.number):
             return False
-        self.host.last[self.key[0]] = self.key[1]
+        self.host.own.words[self.at + LAST] = self.host.last[self.key[0]] = self.key[1]
         return True
 
     def _stands(self) -> bool:
         # Under the ledger's lock, whose acquisition orders our own stores before these loads.
-        number, flag = self.epoch.number, self.flag
+        epoch, (_, number), ident = self.epoch.number, self.key, self.ident
+        place = FLAGS + (number & 1)
         for segment, at in self.places:
             words = segment.words
-            if words[CLOSED] >= number or words[at + FLAG] < flag:
+            shown = words[at + place] >> STAGE_BITS == number or words[at + LAST] >= number
+            if words[CLOSED] >= epoch or not shown or words[at] != ident:
                 return False
         return True
 
@@ -226,14 +243,17 @@ class SharedAttempt(Attempt):
 
         Two may do this at once, and a third have seen both: so who has withdrawn has published for the other.
         """
-        words = self.host.own.words
-        if not self.publishes or not self._has_published(self.epoch.rank):
+        words, place = self.host.own.words, self.at + FLAGS + (self.key[1] & 1)
+        if self.prepared or self.at < 0 or not self._has_published(self.epoch.rank):
             return True
-        words[self.at + FLAG] = ~(self.flag + PUBLISHED)
+        if words[place] >= 0:
+            words[place] = ~words[place]
+        if not self.publishes:
+            return True  # nobody commits with what is not prepared
         _fence()
         if not all(self._has_published(rank) for rank in self.host.others):
             return True
-        words[self.at + FLAG] = self.flag + PUBLISHED
+        words[place] = self.flag + PUBLISHED
         _fence()
         return False
 
@@ -352,6 +372,7 @@ def _rounds(attempt: SharedAttempt) -> list[_Round]:
 
 def _blocks(attempt: SharedAttempt) -> Steps:
     task, epoch, host = attempt.task, attempt.epoch, attempt.host
+    committed = False
     yield from attempt.claim()
     offset = offset_in_own(task.send) if task.send is not None and task.recipe.quantizer is None else None
     host.own.words[attempt.at + SOURCE] = 0 if offset is None else offset + 1
@@ -383,10 +404,15 @@ def _blocks(attempt: SharedAttempt) -> Steps:
         yield from attempt.wait_all(PREPARED)
         yield from attempt.commit()
         fault_points.reach("committed")
+        committed = True
     finally:
         if epoch.rank == 0 and attempt.window >= 0:
             with host.lock:
-                host.windows.append(attempt.window)
+                if committed:
+                    host.windows.append(attempt.window)
+                else:  # others may not know yet, and still use it
+                    attempt.withdraw()
+                    host.lent.append((attempt.window, *attempt.key))
 
 
 def _agree_on_window(attempt: SharedAttempt) -> Steps:
@@ -395,6 +421,7 @@ def _agree_on_window(attempt: SharedAttempt) -> Steps:
     if attempt.epoch.rank == 0:
         while True:
             with host.lock:
+                host.reclaim()
                 if host.windows:
                     attempt.window = host.windows.pop()
                     break
@@ -403,7 +430,7 @@ def _agree_on_window(attempt: SharedAttempt) -> Steps:
         attempt.reach(GRANTED)
     else:
         leader = host.segments[0]
-        while (at := leader.is_at_least(tag, attempt.ident, attempt.flag + GRANTED)) is None:
+        while (at := leader.is_at_least(tag, attempt.ident, attempt.key[1], GRANTED)) is None:
             yield
         attempt.window = leader.words[at + WINDOW]
 
