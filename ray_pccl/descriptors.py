@@ -109,22 +109,26 @@ class ReduceOpDescriptor:
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
         """From torch tensors."""
-        return cls._checked(send, recv, reduce_descriptor, "torch", send.numel())
+        return cls._checked(send, recv, reduce_descriptor, "torch", "numel")
 
     @classmethod
     def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
         """From numpy arrays."""
-        return cls._checked(send, recv, reduce_descriptor, "numpy", send.size)
+        return cls._checked(send, recv, reduce_descriptor, "numpy", "size")
 
     @classmethod
     def from_cupy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
         """From CuPy arrays."""
-        return cls._checked(send, recv, reduce_descriptor, "cupy", send.size)
+        return cls._checked(send, recv, reduce_descriptor, "cupy", "size")
 
     @classmethod
     def _checked(
-        cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor, library: str, count: int
+        cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor, library: str, attribute: str
     ) -> ReduceOpDescriptor:
+        found = getattr(send, attribute, None)
+        count = found() if callable(found) else found
+        if not isinstance(count, int):
+            raise UsageError(f"a {library} tensor is due, not {type(send).__name__}")
         if count != reduce_descriptor.count:
             raise UsageError(
                 f"the descriptor of tag {reduce_descriptor.tag} says count={reduce_descriptor.count}, "

@@ -76,9 +76,10 @@ def drive(shared: SharedMemory, attempt: SharedAttempt, steps: Steps) -> None:
 
 
 def check(attempt: SharedAttempt) -> None:
-    """Raises if the attempt was stopped, or has waited for too long for others to enter."""
+    """Raises if the attempt was stopped, or has waited for too long for all to enter; what moves may take its time."""
     attempt.check()
-    if time.monotonic() >= attempt.deadline and not attempt.prepared and attempt.withdraw():
+    missing = len(attempt.places) < attempt.epoch.size - 1
+    if missing and time.monotonic() >= attempt.deadline and attempt.withdraw():
         raise attempt.too_late(attempt.entered)
 
 

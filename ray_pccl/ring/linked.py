@@ -151,7 +151,8 @@ class LinkedAttempt:
 
     def tick(self, now: float) -> None:
         """Ends what has waited for too long, or was stopped."""
-        if not self._stopped() and now >= self.attempt.deadline and not self.attempt.prepared:
+        missing = len(self._entered) < self.attempt.epoch.size
+        if not self._stopped() and now >= self.attempt.deadline and missing:
             self.end(self.attempt.too_late(self._headers.get))
 
     def _stopped(self) -> bool:

@@ -247,7 +247,12 @@ class DataPlane:
         """Tells all members that this peer has failed the operation."""
         body = _encoder.encode(failure)
         frame = Frame(Type.REFUSE, len(body), epoch.number, *key)
-        self._mesh.call(lambda: self._to_all(frame, body))
+
+        def tell() -> None:
+            self._early.pop(key, None)
+            self._to_all(frame, body)
+
+        self._mesh.call(tell)
 
     def _run_linked(self, attempt: Attempt) -> None:
         linked = LinkedAttempt(attempt, self._mesh.flush, self._unlist)
@@ -426,7 +431,7 @@ class DataPlane:
             case Type.ENTER:
                 if linked is not None:
                     linked.enter(rank, body)
-                else:
+                elif not self._is_over(key):
                     self._early_of(key).headers[rank] = body
             case Type.PREPARED:
                 if linked is not None:
@@ -449,6 +454,7 @@ class DataPlane:
             return  # who refused will say so to the master
         if not news:
             return
+        self._early.pop(key, None)
         with self._lock:
             attempt = self._attempts.get(key)
             if attempt is not None and attempt.stop is None:

@@ -147,7 +147,8 @@ class Ring(Program):
         self._bounds[self.size] = total
         whole = kind is Kind.ALL_REDUCE or (kind is Kind.REDUCE and task.out is not None)
         assert not whole or task.out is not None
-        self._work: Array = task.out if whole and task.out is not None else np.empty(total, task.recipe.dtype)
+        self._work: Array | None = task.out if whole else None
+        """Where all chunks are put together; None where only pieces pass through."""
         sizes = [(self._bounds[c + 1] - self._bounds[c]) * item for c in range(self.size)]
         self._sizes = sizes
         self._steps = self.size - 1
@@ -180,13 +181,15 @@ class Ring(Program):
             raise ProtocolError(f"a piece of {length} bytes at {offset} of a chunk of {self._sizes[chunk]}")
         if slot < self._steps:
             return self.port.scratch(rank, length)
+        if self._work is None:
+            raise ProtocolError(f"no data for slot {slot} is due from rank {rank}")
         return piece_of(as_bytes(self._chunk(self._work, chunk)), offset, length)
 
     def take(self, rank: int, slot: int, offset: int, body: memoryview) -> None:
         chunk = self._chunk_of(rank, slot)
         item = self.task.recipe.dtype.itemsize
         part = slice(offset // item, (offset + body.nbytes) // item)
-        piece = self._chunk(self._work, chunk)[part]
+        piece = self._place(chunk, part, last=slot == self._steps - 1)
         if slot < self._steps:
             arriving = np.frombuffer(body, self.task.recipe.dtype)
             self._combine(arriving, self._chunk(self._send, chunk)[part], piece)
@@ -194,6 +197,15 @@ class Ring(Program):
             self._completed(piece, offset)
         elif slot < 2 * self._steps - 1 and not (self._gathers and slot >= self._steps):
             self.port.send(self.right, slot + 1, offset, as_bytes(piece).data)
+
+    def _place(self, chunk: int, part: slice, *, last: bool) -> Array:
+        """Where a part of a chunk is combined: in the result, or in memory that lives until it is sent."""
+        if self._work is not None:
+            return self._chunk(self._work, chunk)[part]
+        if last and self.task.recipe.header.kind is Kind.REDUCE_SCATTER:
+            assert self.task.out is not None
+            return self.task.out[part]
+        return np.empty(part.stop - part.start, self.task.recipe.dtype)
 
     def _completed(self, piece: Array, offset: int) -> None:
         if self.task.recipe.average is not None:
@@ -203,11 +215,6 @@ class Ring(Program):
             self.port.send(self.right, self._steps, offset, as_bytes(piece).data)
         elif kind is Kind.REDUCE and self.rank != root:
             self.port.send(root, self._steps, offset, as_bytes(piece).data)
-
-    def finish(self) -> None:
-        if self.task.recipe.header.kind is Kind.REDUCE_SCATTER:
-            assert self.task.out is not None
-            np.copyto(self.task.out, self._chunk(self._work, self.rank))
 
 
 class Packed(Program):

@@ -186,3 +186,14 @@ def handles_that_fail(comm: Communicator) -> list[str]:
         if raised is not error:
             found.append("result() raised something else")
     return found
+
+
+def too_many(comm: Communicator, number: int) -> None:
+    """Starts operations that nobody else enters: they end by their short timeouts, for everyone."""
+    started = []
+    try:
+        for tag in range(number):
+            started.append(comm.barrier_async(tag=1000 + tag, timeout=1.0))
+    finally:
+        for handle in started:
+            handle.wait()

@@ -326,7 +326,7 @@ def memory_beyond_tensors(comm: Communicator, kind: str, number: int, nbytes: in
     try:
         method = getattr(comm, f"{kind}_async")
         pairs = [(send,) if in_place else (send, recv) for send, recv in zip(sends, recvs, strict=True)]
-        for handle in [method(*pair, tag=tag) for tag, pair in enumerate(pairs)]:
+        for handle in [method(*pair, tag=tag, timeout=60) for tag, pair in enumerate(pairs)]:
             handle.result(60)
         highest = max(highest, pss_bytes())
     finally:
@@ -361,3 +361,26 @@ def belongings(comm: Communicator) -> tuple[list[str], list[str], list[str]]:
 def _is_of_a_group(memory: str) -> bool:
     """Not the arena of `ray_pccl.empty`: it is the process's, and lives as long."""
     return "memfd:ray_pccl" in memory and "ray_pccl-arena" not in memory
+
+
+def longer_than_its_timeout(comm: Communicator, count: int, timeout: float) -> float:
+    """How long an operation took that all enter in time, and that takes longer than that."""
+    array = np.ones(count, np.float32)
+    out = np.zeros_like(array)
+    comm.barrier()
+    began = time.monotonic()
+    comm.all_reduce(array, out, timeout=timeout)
+    assert (out == comm.world_size).all()
+    return time.monotonic() - began
+
+
+def long_with_a_short_timeout(comm: Communicator) -> list[str]:
+    """An all-reduce that takes longer than its timeout, which all enter at once."""
+    send = np.ones(64 << 20, np.float32)
+    recv = np.empty_like(send)
+    comm.barrier()
+    began = time.monotonic()
+    comm.all_reduce(send, recv, timeout=0.05)
+    took = time.monotonic() - began
+    complaints = [] if took > 0.05 else [f"it took {took:.3f} s: too short to tell"]
+    return complaints + ([] if (recv == comm.world_size).all() else ["the sum is wrong"])

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from ray_pccl import UsageError
 from ray_pccl.testing import PeerGroup
 from tests.collectives import concurrency
 from tests.collectives.conftest import over, together
@@ -51,12 +52,14 @@ def test_an_operation_may_stay_open_while_hundreds_of_others_finish(group: PeerG
     _none(together(group, concurrency.one_stays_open, count))
 
 
-@pytest.mark.parametrize("number", [130, 200])
 @over(2)
-def test_more_operations_in_flight_than_a_board_has_entries_do_not_block_each_other(
-    group: PeerGroup, number: int
+def test_as_many_operations_as_a_board_has_entries_are_in_flight_together_and_one_more_is_refused(
+    group: PeerGroup,
 ) -> None:
-    _none(together(group, concurrency.in_flight, number, ("all_reduce",), 10))
+    _none(together(group, concurrency.in_flight, 128, ("all_reduce",), 10))
+    with pytest.raises(UsageError, match="128 operations are in flight already"):
+        group[0].run(concurrency.too_many, 129)
+    _none(together(group, concurrency.in_flight, 128, ("barrier",), 10))
 
 
 # ------------------------------------------------------------------------------------------------------------ handles

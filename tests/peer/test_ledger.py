@@ -61,8 +61,18 @@ def test_nothing_moves_while_frozen(step: str) -> None:
     with pytest.raises(FrozenError):
         steps[step]()
     assert ledger.report() == before
-    ledger.settle((), 2, restart_numbers=False)
+    ledger.settle((), 1, restart_numbers=False)
     steps[step]()
+
+
+def test_nothing_is_begun_in_an_epoch_that_is_over() -> None:
+    ledger = _in(RUNNING)
+    _settle(ledger, Outcome(0, 0, Verdict.ABORT, 1))
+    with pytest.raises(FrozenError):
+        ledger.enter(0, 1, NOW)
+    with pytest.raises(FrozenError):
+        ledger.again((0, 0), 1, NOW)
+    assert ledger.enter(0, 2, NOW) == (0, 1), "what was refused took no number"
 
 
 def test_an_entry_that_was_refused_while_frozen_used_up_no_number() -> None:
