@@ -22,6 +22,8 @@ DIRECT_BYTES = 64 << 10
 """Up to this size everyone sends its input to everyone: fewer steps for more bytes."""
 EAGER_BYTES = 8 << 10
 """Up to this size inputs are sent without waiting for the receiver: it keeps what it has not entered yet."""
+_AHEAD_BYTES = 8 << 20
+"""How far a chunk's start may be ahead of another's end."""
 _PACKED_BLOCKS = 64
 """Blocks of a quantised piece: small enough to overlap computing and sending."""
 
@@ -152,6 +154,8 @@ class Ring(Program):
         sizes = [(self._bounds[c + 1] - self._bounds[c]) * item for c in range(self.size)]
         self._sizes = sizes
         self._steps = self.size - 1
+        self._keeps_all = kind is Kind.ALL_REDUCE
+        self._injected = self._ended = 0
         self.due = sum(sizes) - sizes[(self.rank - 1) % self.size]  # all but the chunk that starts here
         self._gathers = kind is Kind.REDUCE
         if kind is Kind.ALL_REDUCE or (self._gathers and self.rank == task.recipe.header.root):
@@ -161,8 +165,19 @@ class Ring(Program):
         return array[self._bounds[chunk] : self._bounds[chunk + 1]]
 
     def begin(self) -> None:
-        first = self._chunk(self._send, (self.rank - 1) % self.size)
-        self.port.send(self.right, 0, 0, as_bytes(first).data)
+        self._inject()
+
+    def _inject(self) -> None:
+        """Sends more of the chunk that starts here: all of it, or as much as keeps pace with what ends here.
+
+        Where pieces pass through memory of their own, that bounds how many are on their way.
+        """
+        first = as_bytes(self._chunk(self._send, (self.rank - 1) % self.size))
+        paced = not self._keeps_all and self._ended < self._sizes[self.rank]
+        end = min(self._ended + _AHEAD_BYTES, len(first)) if paced else len(first)
+        if end > self._injected:
+            self.port.send(self.right, 0, self._injected, first[self._injected : end].data)
+            self._injected = end
 
     def _chunk_of(self, rank: int, slot: int) -> int:
         """Which chunk such a piece belongs to."""
@@ -195,6 +210,8 @@ class Ring(Program):
             self._combine(arriving, self._chunk(self._send, chunk)[part], piece)
         if slot == self._steps - 1:
             self._completed(piece, offset)
+            self._ended += body.nbytes
+            self._inject()
         elif slot < 2 * self._steps - 1 and not (self._gathers and slot >= self._steps):
             self.port.send(self.right, slot + 1, offset, as_bytes(piece).data)
 
