@@ -18,8 +18,8 @@ from ray_pccl.ring.quantization import BLOCK
 from ray_pccl.ring.segment import Bytes
 from ray_pccl.ring.task import Array, Epoch, Task
 
-DIRECT_BYTES = 64 << 10
-"""Up to this size everyone sends its input to everyone: fewer steps for more bytes."""
+DIRECT_BYTES = 256 << 10
+"""If each rank sends no more than this in all, everyone sends its input to everyone: fewer steps for more bytes."""
 EAGER_BYTES = 8 << 10
 """Up to this size inputs are sent without waiting for the receiver: it keeps what it has not entered yet."""
 _AHEAD_BYTES = 8 << 20
@@ -78,7 +78,7 @@ class Program:
 def program_for(task: Task, epoch: Epoch, port: Port) -> Program:
     """The program that suits an operation; a function of its header and the epoch, so that all choose the same."""
     kind = task.recipe.header.kind
-    if max(task.recipe.shown(epoch.size)) <= DIRECT_BYTES:
+    if max(task.recipe.shown(epoch.size)) * (epoch.size - 1) <= DIRECT_BYTES:
         return Direct(task, epoch, port)
     if kind in (Kind.ALL_REDUCE, Kind.REDUCE) and task.recipe.quantizer is not None:
         return Packed(task, epoch, port)

@@ -35,7 +35,7 @@ TAG_MASK = (1 << TAG_BITS) - 1
 """Larger than any tag, so that an invalid entry belongs to none."""
 
 SLOT_BYTES = 256 << 10
-WINDOWS = 4
+WINDOWS = 2
 PARTS = 3
 PART_BYTES = 2 << 20
 _FIRST_ENTRY = mmap.PAGESIZE // 8

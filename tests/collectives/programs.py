@@ -21,7 +21,7 @@ from tests.collectives.values import Array, Tensor, contribution, digest, itemsi
 Report = tuple[list[str], dict[str, str]]
 ENOUGH = 5
 """Complaints after which a program gives up: what is wrong once is wrong in many ways."""
-THRESHOLDS = (64 << 10, 256 << 10)
+THRESHOLDS = (64 << 10, 128 << 10, 256 << 10)
 LARGE_BYTES = 5 << 20
 
 
