@@ -1,6 +1,6 @@
 """Tensors that the other peers of the host read where they are: `ray_pccl.empty` and `ray_pccl.empty_like`.
 
-One nameless memory file a process, sparse and sealed, mapped by the neighbours read-only when they link up. A tensor is
+One nameless memory file a process, sparse and of a fixed size, mapped by the neighbours read-only when they link up. A tensor is
 a range of it, freed (its pages are given back) with the last array that lies in it.
 """
 
@@ -48,7 +48,7 @@ class Arena:
         self._lock = threading.Lock()
         self._free = [(0, ARENA_BYTES)]
         if own:
-            seal(fd)
+            seal(fd, against_writing=False)  # that would also keep pages from being given back
 
     def allocate(self, size: int) -> Bytes:
         """A range of so many bytes, zeroed, which is free again when its last array is gone."""

@@ -53,9 +53,9 @@ def ident_of(epoch: int, tag: int) -> int:
     return epoch << TAG_BITS | tag
 
 
-def seal(fd: int) -> None:
-    """From now on nobody else can map the file for writing, and nobody can change its size."""
-    fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+def seal(fd: int, *, against_writing: bool = True) -> None:
+    """From now on nobody can change the file's size, nor, if asked for, map it for writing."""
+    fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | (_SEAL_FUTURE_WRITE if against_writing else 0))
 
 
 def is_sealed(fd: int) -> bool:
