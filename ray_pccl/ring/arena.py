@@ -1,7 +1,7 @@
 """Tensors that the other peers of the host read where they are: `ray_pccl.empty` and `ray_pccl.empty_like`.
 
-One nameless memory file a process, sparse and of a fixed size, mapped by the neighbours read-only when they link up. A tensor is
-a range of it, freed (its pages are given back) with the last array that lies in it.
+One nameless memory file a process, sparse and of a fixed size, mapped by the neighbours read-only when they link up. A
+tensor is a range of it, freed (its pages are given back) with the last array that lies in it.
 """
 
 from __future__ import annotations
