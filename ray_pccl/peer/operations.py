@@ -112,7 +112,11 @@ class Operations:
             self._claim(request)
             return self._execute(request, patience, behind=False)
         finally:
-            self._release(request)
+            try:
+                self._release(request)
+            except BaseException:  # see `_try`
+                self._release(request)
+                raise
 
     def start(self, request: Request, timeout: float | None) -> Handle:
         """Runs a request behind the caller's back."""
@@ -147,7 +151,7 @@ class Operations:
 
     def _release(self, request: Request) -> None:
         if self._tags.get(request.tag) is request:  # not that of another call, which is why this one failed
-            del self._tags[request.tag]
+            self._tags.pop(request.tag, None)
 
     # ---------------------------------------------------------------------------------------------- executing
 
@@ -253,7 +257,11 @@ class Operations:
                 raise
             request.finish(keeps=task.out is not None)
         finally:
-            plane.leave(key, attempt)
+            try:
+                plane.leave(key, attempt)
+            except BaseException:  # an interrupt at the very moment: what is done twice does no harm
+                plane.leave(key, attempt)
+                raise
         return ReduceInfo(attempt.tx, attempt.rx, epoch.size, epoch.members)
 
     def _resolve(self, attempt: Attempt) -> None:
