@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 NAMES = (
+    "before_show",
     "before_publish",
     "published",
     "reading_slots",

@@ -28,6 +28,8 @@ IDENT, LAST, DONE, WINDOW, SOURCE, FLAGS, HEADERS = 0, 1, 2, 3, 4, 5, 8
 """Words of an entry. There are two flags and two headers, one for even and one for odd numbers."""
 HEADER_WORDS = HEADER_BYTES // 8
 INVALID = -1
+UNSET = -1 << 63
+"""A flag of no operation. A flag that was withdrawn is inverted: so this must be none of those either."""
 STAGE_BITS = 21
 STAGE_MASK = (1 << STAGE_BITS) - 1
 TAG_BITS = 31
@@ -181,7 +183,8 @@ class OwnSegment(Segment):
             words[at + DONE] = number
 
     def _invalidate(self, at: int) -> None:
-        self.words[at + FLAGS] = self.words[at + FLAGS + 1] = self.words[at + LAST] = INVALID
+        self.words[at + FLAGS] = self.words[at + FLAGS + 1] = UNSET
+        self.words[at + LAST] = INVALID
 
     def post(self, at: int, number: int, header: bytes, flag: int) -> None:
         """Shows an operation to the others: the flag last, as all before it must be there when it is seen."""

@@ -322,6 +322,7 @@ def _express(shared: SharedMemory, attempt: SharedAttempt) -> Steps:
     yield from attempt.claim()
     shown = task.recipe.shown(epoch.size)
     size = shown[epoch.rank]
+    fault_points.reach("before_show")
     show(task, attempt.host.own.slot(attempt.at, number, size))
     shared.published[attempt.key] = attempt  # before anyone can count on it
     fault_points.reach("before_publish")

@@ -16,7 +16,7 @@ from tests.chaos.board import Action, Word
 
 IN_RECOVERY = ("frozen", "answered", "decided", "before_retry")
 """Points that a peer passes when another has died."""
-THROUGH_MEMORY = ("before_publish", "published", "reading_slots", "round")
+THROUGH_MEMORY = ("before_show", "before_publish", "published", "reading_slots", "round")
 """Points that only operations through shared memory pass."""
 REACH_S = 2.0
 """How long a victim may take to come to its point; if it does not, it is struck where it is."""
