@@ -300,10 +300,17 @@ class Group:
             newcomer = True
         if newcomer:
             self.room.last_call_ends = now + first.last_call_s
-        if first.max_world_size is not None and count >= first.max_world_size:
+        if self.room.is_complete():
             self._form(now)
 
+    def expect(self, number: int, now: float) -> None:
+        """So many are to be waited for while the group forms."""
+        if self.phase in _FORMING:
+            self.room.expected = number
+            self._gather(now)
+
     def _form(self, now: float) -> None:
+        self.room.expected = None
         first = self.room.first.join
         taken = self.room.take(first.max_world_size)
         self._joined = {join.peer_id: place for place, join in enumerate(taken)}

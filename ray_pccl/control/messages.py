@@ -123,6 +123,7 @@ class Join(Message, frozen=True):
     passive_timeout_s: float | None
     dial: int = 0
     address: str = ""
+    expected: int = 0
 
 
 class Register(Message, frozen=True):

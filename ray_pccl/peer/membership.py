@@ -138,8 +138,9 @@ class Membership:
             timeout = max(0.0, self._join_ends - now)
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
-            times = (timeout, last_call)
-            return [Join(me.peer_id, me.group, me.host, *limits, *times, me.watched, passive, self._dials, me.address)]
+            who = (me.peer_id, me.group, me.host)
+            dials, data = self._dials, me.address
+            return [Join(*who, *limits, timeout, last_call, me.watched, passive, dials, data, me.expected)]
         return self._registration(now)
 
     def _registration(self, now: float) -> list[Message]:

@@ -1,0 +1,292 @@
+"""What runs inside an actor: its places in groups, and the hidden calls that the driver's side makes.
+
+The functions whose first parameter is `actor` are handed to `__ray_call__`, so any actor can run them; the rest is
+this process's own state. An actor that was restarted is another process, which sits in no group until it is asked to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from ray_pccl.control.messages import Failure
+from ray_pccl.descriptors import ReduceOp
+from ray_pccl.driver import internals, reducing
+from ray_pccl.driver.errors import ActorLostError, actor_lost
+from ray_pccl.driver.lanes import Lane
+from ray_pccl.driver.objects import StoreStats, actor_id, local_store
+from ray_pccl.errors import (
+    CollectiveMismatchError,
+    InputFailedError,
+    PCCLError,
+    PeerEvictedError,
+    PeerLostError,
+    UsageError,
+)
+from ray_pccl.peer.communicator import Communicator
+from ray_pccl.settings import Settings
+
+log = logging.getLogger("ray_pccl.driver")
+
+PREFIX = "ray_pccl/"
+SPEC, HANDLES = PREFIX + "spec", PREFIX + "actor/"
+"""Where the group's key-value store keeps what `get_group` needs: what the group is, and its actors' handles."""
+_MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What all actors of a group have to know to join it."""
+
+    name: str
+    uid: str
+    """Two groups of one name, one after the other, are two groups."""
+    namespace: str | None
+    min_world_size: int
+    max_world_size: int | None
+    expected: int
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective that a driver asks for."""
+
+    spec: GroupSpec
+    caller: int
+    """Names who calls: the tag of all its operations."""
+    number: int
+    first: bool
+    """Whether it is the caller's first one for this actor since it joined."""
+    kind: str
+    op: ReduceOp = ReduceOp.SUM
+    retry: bool = True
+    root: str = ""
+    places: tuple[str, ...] = ()
+    """What the ids of the members begin with, in the order in which the caller named them."""
+
+
+class Seat:
+    """This process's place in one group."""
+
+    def __init__(self, spec: GroupSpec, rank: int | None) -> None:
+        self.spec = spec
+        self.communicator = Communicator(
+            spec.name,
+            min_world_size=spec.min_world_size,
+            max_world_size=spec.max_world_size,
+            rank=rank,
+            settings=spec.settings,
+            namespace=spec.namespace,
+            label=label_of(actor_id()),
+            expected_world_size=spec.expected,
+        )
+        self._joined: Future[None] | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._lock = threading.Lock()
+
+    def join(self) -> str:
+        """Begins to join, if that is due, in a thread of its own. The id under which it does."""
+        with self._lock:
+            if self._joined is None or (self._joined.done() and not self._is_member()):
+                if self._joined is not None:
+                    self._lanes.clear()
+                self._joined = Future()
+                threading.Thread(target=self._connect, args=(self._joined,), name="ray_pccl-join", daemon=True).start()
+            return self.communicator.peer_id
+
+    def _is_member(self) -> bool:
+        try:
+            return self.communicator.world_size > 0
+        except PCCLError:
+            return False
+
+    def _connect(self, joined: Future[None]) -> None:
+        try:
+            self.communicator.connect()
+            joined.set_result(None)
+        except BaseException as error:
+            joined.set_exception(error)
+            return
+        try:
+            handle = ray.get_runtime_context().current_actor
+            self.communicator.store.set(SPEC, pickle.dumps(self.spec))
+            self.communicator.store.set(HANDLES + actor_id(), pickle.dumps(handle))
+        except PCCLError as error:
+            log.warning("the group does not know the handle of this actor: %s", error)
+
+    def member(self) -> Communicator:
+        """The communicator, once it is a member's. Raises why it is none."""
+        joined = self._joined
+        if joined is None:
+            raise UsageError(f"this actor was never asked to join group {self.spec.name!r}")
+        joined.result()
+        return self.communicator
+
+    def lane(self, caller: int) -> Lane:
+        """The order in which this caller's calls are made."""
+        with self._lock:
+            return self._lanes.setdefault(caller, Lane())
+
+
+_seats: dict[str, Seat] = {}
+_lock = threading.Lock()
+_threads = ThreadPoolExecutor(_MAX_THREADS, "ray_pccl-call")
+
+
+def label_of(actor_id: str) -> str:
+    """What the id of an actor's peers begins with."""
+    return f"actor-{actor_id}"
+
+
+def actor_of(peer_id: str) -> str | None:
+    """The actor of a peer, if it is one."""
+    kind, _, rest = peer_id.partition("-")
+    return rest.partition("-")[0] if kind == "actor" else None
+
+
+def seat_in(name: str | None) -> Seat:
+    """This actor's place in a group; in its only one if none is named."""
+    with _lock:
+        if name is None and len(_seats) == 1:
+            return next(iter(_seats.values()))
+        if name is not None and name in _seats:
+            return _seats[name]
+        mine = ", ".join(map(repr, _seats)) or "no group"
+    wanted = "name one of them" if name is None else f"not in {name!r}"
+    raise UsageError(f"this process is in {mine}: {wanted}; the driver adds actors with create_group() or group.add()")
+
+
+# ----------------------------------------------------------------------------------------- run by `__ray_call__`
+
+
+def join(actor: Any, spec: GroupSpec, rank: int | None) -> tuple[str, str]:
+    """Has this actor join a group, without waiting for it. Returns its process's name, and its peer's."""
+    del actor
+    with _lock:
+        seat = _seats.get(spec.name)
+        if seat is None or seat.spec.uid != spec.uid:
+            if seat is not None:
+                seat.communicator.close()
+            seat = _seats[spec.name] = Seat(spec, rank)
+    return local_store().token, seat.join()
+
+
+def leave(actor: Any, name: str, uid: str) -> None:
+    """Has this actor leave a group, if it is in it."""
+    del actor
+    with _lock:
+        seat = _seats.get(name)
+        if seat is None or seat.spec.uid != uid:
+            return
+        del _seats[name]
+    seat.communicator.close()
+
+
+def stats(actor: Any) -> StoreStats:
+    """What this actor's store holds."""
+    del actor
+    return local_store().stats()
+
+
+def absent(actor: Any, reason: str) -> None:
+    """The result of an actor that does not take part."""
+    del actor
+    raise actor_lost(actor_id(), reason)
+
+
+def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
+    """Takes part in a collective with the value of the ref in `inputs`, if there is one.
+
+    The ref is wrapped in a list, so that this runs also if its task failed: then the others are told at once.
+    """
+    del actor
+    if internals.is_async_actor():
+        return internals.run_in_event_loop(_run_async(call, inputs))
+    try:
+        value, failure = (ray.get(inputs[0]) if inputs else None), None
+    except Exception as error:
+        value, failure = None, error
+    return _take_part(call, value, failure)
+
+
+async def _run_async(call: Call, inputs: list[Any]) -> Any:
+    try:
+        value, failure = (await inputs[0] if inputs else None), None
+    except Exception as error:
+        value, failure = None, error
+    return await asyncio.get_running_loop().run_in_executor(_threads, _take_part, call, value, failure)
+
+
+# -------------------------------------------------------------------------------------------------------- inside
+
+
+def _take_part(call: Call, value: Any, failure: Exception | None) -> Any:
+    me = actor_id()
+    with _lock:
+        seat = _seats.get(call.spec.name)
+    if seat is None or seat.spec.uid != call.spec.uid:
+        raise actor_lost(me, "it was restarted, and takes part again when it has joined anew")
+    try:
+        member = reducing.Member(seat.member(), call.caller)
+        patience = seat.spec.settings.op_timeout_s
+        lane = seat.lane(call.caller)
+        with lane.turn(call.number, patience, lambda: _skip(member, me), first=call.first):
+            if failure is not None:
+                _refuse(member, me, failure)
+                raise failure
+            result = _perform(call, member, value, me)
+    except ActorLostError:
+        raise
+    except PeerEvictedError as error:
+        raise actor_lost(me, str(error)) from None
+    except PeerLostError as error:
+        lost = [actor for peer in error.details.get("peers", ()) if (actor := actor_of(peer)) is not None]
+        raise ActorLostError(str(error), actor_id=lost[0] if lost else "", **error.details) from None
+    return local_store().keep(result)
+
+
+def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:
+    try:
+        match call.kind:
+            case "allreduce":
+                return reducing.all_reduce(member, value, call.op, retry=call.retry)
+            case "reduce":
+                return reducing.reduce(member, value, call.op, call.root, retry=call.retry)
+            case "broadcast":
+                return reducing.broadcast(member, value, call.root)
+            case "allgather":
+                return reducing.all_gather(member, value, call.places, retry=call.retry)
+            case "reducescatter":
+                return reducing.reduce_scatter(member, value, call.op, call.places, retry=call.retry)
+            case "barrier":
+                return reducing.barrier(member, retry=call.retry)
+            case "admit":
+                return member.admit()
+            case _:
+                raise UsageError(f"no such collective: {call.kind!r}")
+    except Exception as error:
+        if not member.failed_together and not isinstance(error, CollectiveMismatchError):
+            _refuse(member, me, error)  # else the others would wait for this one
+        raise
+
+
+def _refuse(member: reducing.Member, me: str, error: Exception) -> None:
+    """Has everyone else fail, where this actor can't take part. Its own error is another."""
+    cause = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+    text = f"actor {me} has no value to contribute: {type(error).__name__}: {cause[-1]}"
+    try:
+        member.refuse(Failure("InputFailedError", text, {"actor": me}))
+    except PCCLError as refusal:
+        log.info("told the others: %s", refusal)
+
+
+def _skip(member: reducing.Member, me: str) -> None:
+    _refuse(member, me, InputFailedError("its call was lost", actor=me))

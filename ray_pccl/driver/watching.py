@@ -1,0 +1,94 @@
+"""What becomes of the hidden calls: whose actor is gone, and what the user sees in the place of Ray's own error."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+
+from ray_pccl.driver import internals
+from ray_pccl.driver.errors import ActorLostError, actor_lost
+
+log = logging.getLogger("ray_pccl.driver")
+
+Loss = Callable[[str], None]
+_LOST = (RayActorError, NodeDiedError, WorkerCrashedError)
+_LOOK_S = 0.02
+"""How long a new call may have to wait until it is watched."""
+_REMEMBERED = 10_000
+
+
+class Watch:
+    """Follows results until they are there, and no longer, so that it keeps none alive."""
+
+    def __init__(self) -> None:
+        self._new: collections.deque[tuple[Any, str, Loss]] = collections.deque()
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._actor_of: collections.OrderedDict[str, str] = collections.OrderedDict()
+        """The actor of each result that is not there yet, and of the last ones that failed."""
+
+    def follow(self, results: Sequence[tuple[Any, str, Loss]]) -> None:
+        """Watches over results of actors. The function is called with the reason if the actor itself was lost."""
+        internals.translate_errors(self._translate)
+        with self._lock:
+            for result, actor_id, _ in results:
+                self._actor_of[result.hex()] = actor_id
+            while len(self._actor_of) > _REMEMBERED:
+                self._actor_of.popitem(last=False)
+            self._new.extend(results)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="ray_pccl-watch", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def _translate(self, object_id: str, error: BaseException) -> BaseException:
+        actor_id = self._actor_of.get(object_id)
+        if actor_id is None or not isinstance(error, _LOST) or isinstance(error, ActorLostError):
+            return error
+        return actor_lost(actor_id, " ".join(str(error).split()))
+
+    def _run(self) -> None:
+        pending: dict[Any, tuple[str, Loss]] = {}
+        while True:
+            if not pending:
+                self._wanted.wait()
+            self._wanted.clear()
+            while self._new:
+                result, actor_id, on_loss = self._new.popleft()
+                pending[result] = (actor_id, on_loss)
+                del result
+            try:
+                self._look(pending)
+            except Exception as error:  # Ray was shut down, most likely: nothing is left to watch
+                log.debug("the results of collectives are not watched any more: %s", error)
+                pending.clear()
+
+    def _look(self, pending: dict[Any, tuple[str, Loss]]) -> None:
+        if not pending:
+            return
+        refs = list(pending)
+        done, _ = ray.wait(refs, num_returns=1, timeout=_LOOK_S, fetch_local=False)
+        if done:
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        for result in done:
+            actor_id, on_loss = pending.pop(result)
+            error = internals.error_in(result)
+            if error is None:
+                self._actor_of.pop(result.hex(), None)
+            elif (reason := _loss_of(actor_id, error)) is not None:
+                on_loss(reason)
+
+
+def _loss_of(actor_id: str, error: BaseException) -> str | None:
+    """Why this actor is gone, if the error says so; errors about others, and of the user's own, do not."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ActorLostError):
+        return str(cause) if cause.details.get("actor_id") == actor_id else None
+    return str(cause) if isinstance(cause, _LOST) and isinstance(cause, RayError) else None
