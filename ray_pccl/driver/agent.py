@@ -19,6 +19,7 @@ import ray
 from ray_pccl.control.messages import Failure
 from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import internals, reducing
+from ray_pccl.driver.claims import Claim
 from ray_pccl.driver.errors import ActorLostError, actor_lost
 from ray_pccl.driver.lanes import Lane
 from ray_pccl.driver.objects import StoreStats, actor_id, local_store
@@ -66,6 +67,7 @@ class Call:
     first: bool
     """Whether it is the caller's first one for this actor since it joined."""
     kind: str
+    claim: Claim | None = None
     op: ReduceOp = ReduceOp.SUM
     retry: bool = True
     root: str = ""
@@ -167,8 +169,8 @@ def seat_in(name: str | None) -> Seat:
 # ----------------------------------------------------------------------------------------- run by `__ray_call__`
 
 
-def join(actor: Any, spec: GroupSpec, rank: int | None) -> tuple[str, str]:
-    """Has this actor join a group, without waiting for it. Returns its process's name, and its peer's."""
+def join(actor: Any, spec: GroupSpec, rank: int | None) -> str:
+    """Has this actor join a group, without waiting for it. Returns the id of its peer."""
     del actor
     with _lock:
         seat = _seats.get(spec.name)
@@ -176,7 +178,7 @@ def join(actor: Any, spec: GroupSpec, rank: int | None) -> tuple[str, str]:
             if seat is not None:
                 seat.communicator.close()
             seat = _seats[spec.name] = Seat(spec, rank)
-    return local_store().token, seat.join()
+    return seat.join()
 
 
 def leave(actor: Any, name: str, uid: str) -> None:
@@ -250,7 +252,7 @@ def _take_part(call: Call, value: Any, failure: Exception | None) -> Any:
     except PeerLostError as error:
         lost = [actor for peer in error.details.get("peers", ()) if (actor := actor_of(peer)) is not None]
         raise ActorLostError(str(error), actor_id=lost[0] if lost else "", **error.details) from None
-    return local_store().keep(result)
+    return local_store().keep(result, call.claim)
 
 
 def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:

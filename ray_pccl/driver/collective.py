@@ -7,10 +7,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import ray
+
+from ray_pccl.driver.claims import Claim, local_owner
 from ray_pccl.driver.objects import local_store
 from ray_pccl.errors import UsageError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_CLAIM = "_ray_pccl_claim"
+"""The hidden argument with which the caller says who waits for the value."""
 
 
 def collective(method: _F) -> _F:
@@ -22,7 +27,7 @@ def collective(method: _F) -> _F:
     works, too. The tensors are freed with the last ref. They are not copied: change them in place, and who looks
     later sees the change.
 
-    Works on plain and on ``async`` methods, alone or under ``@ray.method(...)``.
+    Works on plain and on ``async`` methods, alone or together with ``@ray.method(...)``.
     """
     if not callable(method) or inspect.isclass(method):
         raise UsageError(f"@ray_pccl.collective decorates a method of an actor, not {method!r}")
@@ -30,14 +35,46 @@ def collective(method: _F) -> _F:
         raise UsageError(f"@ray_pccl.collective: {method.__qualname__} is a generator; return a list instead")
     if inspect.iscoroutinefunction(method):
 
-        @functools.wraps(method)
-        async def keep_awaited(*args: Any, **kwargs: Any) -> Any:
-            return local_store().keep(await method(*args, **kwargs))
+        async def keep_awaited(*args: Any, _ray_pccl_claim: Claim | None = None, **kwargs: Any) -> Any:
+            return local_store().keep(await method(*args, **kwargs), _ray_pccl_claim)
 
-        return keep_awaited  # type: ignore[return-value]
+        return _dressed(keep_awaited, method)  # type: ignore[no-any-return]
 
-    @functools.wraps(method)
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        return local_store().keep(method(*args, **kwargs))
+    def keep(*args: Any, _ray_pccl_claim: Claim | None = None, **kwargs: Any) -> Any:
+        return local_store().keep(method(*args, **kwargs), _ray_pccl_claim)
 
-    return keep  # type: ignore[return-value]
+    return _dressed(keep, method)  # type: ignore[no-any-return]
+
+
+def _dressed(wrapper: Any, method: Any) -> Any:
+    """The wrapper with all that is said of the method: and, for Ray, with the hidden argument."""
+    functools.update_wrapper(wrapper, method)
+    del wrapper.__wrapped__  # Ray would call that one
+    signature = inspect.signature(method)
+    parameters = list(signature.parameters.values())
+    last = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    parameters.insert(last, inspect.Parameter(_CLAIM, inspect.Parameter.KEYWORD_ONLY, default=None))
+    wrapper.__signature__ = signature.replace(parameters=parameters)
+    wrapper.__ray_invocation_decorator__ = _claiming
+    return wrapper
+
+
+def _claiming(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What Ray calls a method with, in the process of the caller: the call takes a claim along."""
+
+    @functools.wraps(invocation)
+    def invoke(args: Any, kwargs: Any) -> Any:
+        owner = local_owner()
+        claim = owner.claim()
+        try:
+            ref = invocation(args, {**kwargs, _CLAIM: claim})
+        except BaseException:
+            owner.end(claim)
+            raise
+        if isinstance(ref, ray.ObjectRef):
+            owner.bind(claim, ref)
+        else:
+            owner.end(claim)  # none or several: nothing is kept for them
+        return ref
+
+    return invoke

@@ -15,6 +15,7 @@ import ray
 from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import agent
 from ray_pccl.driver.agent import Call, GroupSpec, actor_of, label_of
+from ray_pccl.driver.claims import local_owner
 from ray_pccl.driver.roster import LOOK_S, Actor, Roster, State
 from ray_pccl.driver.watching import Watch
 from ray_pccl.errors import RendezvousTimeoutError, UsageError
@@ -184,12 +185,14 @@ class Group:
         places = tuple(label_of(actor.id) for actor, _ in inputs if actor.state is State.SEATED)
         number, self._number = self._number, self._number + 1
         name = f"ray_pccl.{kind}({self.name})"
-        results = []
+        results, owner = [], local_owner()
         for actor, refs in inputs:
             if actor.state is State.SEATED:
-                call = Call(self._roster.spec, self._caller, number, actor.is_new, kind, places=places, **given)
+                claim = owner.claim()
+                call = Call(self._roster.spec, self._caller, number, actor.is_new, kind, claim, places=places, **given)
                 actor.is_new = False
                 results.append(actor.ask(name, agent.run, call, refs))
+                owner.bind(claim, results[-1])
             else:
                 reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
                 results.append(actor.ask(name, agent.absent, reason))

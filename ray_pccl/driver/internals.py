@@ -1,7 +1,6 @@
 """Everything of Ray that is used here and is not public, in one place. Tried with Ray 2.60.
 
-* An *anchor*: an object that this process owns, with a hook that is called when its last reference, wherever it was
-  passed, is gone. Ray has that for its direct transport (`ray.put(..., _tensor_transport=...)`) and nothing else.
+* A hook that is called when the last reference to an object of this process, wherever it was passed, is gone.
 * Waiting in an actor's event loop from `__ray_call__`, which is no coroutine itself.
 * Whether a result is an error, without fetching it; and another error in the place of Ray's.
 """
@@ -13,91 +12,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
-from ray.experimental import register_tensor_transport
-from ray.experimental.rdt import util as transports
-from ray.experimental.rdt.rdt_manager import RDTSource
-from ray.experimental.rdt.tensor_transport_manager import (
-    CommunicatorMetadata,
-    TensorTransportManager,
-    TensorTransportMetadata,
-)
 
-TRANSPORT = "PCCL"
 _PYTHON = b"PYTHON"
-
-
-class _Mark:
-    """What the transport takes for a tensor. It holds nothing: values are kept by `ray_pccl.driver.objects`."""
-
-
-class _Transport(TensorTransportManager):
-    """Moves nothing, and is told when an anchor is free."""
-
-    on_free: Callable[[str], None] = staticmethod(lambda _object_id: None)
-
-    def tensor_transport_backend(self) -> str:
-        return TRANSPORT
-
-    @staticmethod
-    def is_one_sided() -> bool:
-        return True
-
-    @staticmethod
-    def can_abort_transport() -> bool:
-        return True
-
-    def actor_has_tensor_transport(self, _actor: Any) -> bool:
-        return True
-
-    def extract_tensor_transport_metadata(self, _object_id: str, _marks: list[Any]) -> TensorTransportMetadata:
-        return TensorTransportMetadata(tensor_meta=[], tensor_device="cpu")
-
-    def get_communicator_metadata(self, _source: Any, _target: Any, _backend: Any = None) -> CommunicatorMetadata:
-        return CommunicatorMetadata()
-
-    def recv_multiple_tensors(self, *_args: Any, **_kwargs: Any) -> list[Any]:
-        raise NotImplementedError("an anchor holds nothing")
-
-    def send_multiple_tensors(self, *_args: Any) -> None:
-        raise NotImplementedError("an anchor holds nothing")
-
-    def garbage_collect(self, object_id: str, _meta: Any, _marks: list[Any]) -> None:
-        _Transport.on_free(object_id)
-
-    def abort_transport(self, *_args: Any) -> None:
-        pass
 
 
 def _worker() -> Any:
     return ray._private.worker.global_worker
 
 
-def register(on_free: Callable[[str], None]) -> None:
-    """Has `on_free` called, in a thread of Ray's, with the id of every anchor of this process that is free."""
-    _Transport.on_free = staticmethod(on_free)
-    if TRANSPORT not in transports.transport_manager_info:
-        before = transports.has_custom_transports
-        register_tensor_transport(TRANSPORT, ["cpu"], _Transport, _Mark)
-        # Else Ray would make the first call to every actor wait until the transport is known there, too.
-        transports.has_custom_transports = before
+def on_out_of_scope(ref: Any, call: Callable[[bytes], None]) -> bool:
+    """Has `call` called, in a thread of Ray's, when nobody holds this object of our own any more.
 
-
-def new_anchor() -> Any:
-    """An ObjectRef of this process, whose end is told."""
-    anchor = ray.put(_Mark(), _tensor_transport=TRANSPORT)
-    manager = _worker().rdt_manager
-    with manager._lock:
-        # Ray would free it by a call to this actor, behind all that the actor is doing. This frees it here and now.
-        known = manager._managed_rdt_metadata[anchor.hex()]
-        manager._managed_rdt_metadata[anchor.hex()] = known._replace(src_actor=RDTSource.DRIVER)
-    return anchor
-
-
-def forget_borrowed(anchor: Any) -> None:
-    """Drops what Ray notes about another's anchor, which it would keep for ever (ray#57962)."""
-    manager = _worker().rdt_manager
-    with manager._lock:
-        manager._managed_rdt_metadata.pop(anchor.hex(), None)
+    False if that is so already.
+    """
+    return bool(_worker().core_worker.add_object_out_of_scope_callback(ref, call))
 
 
 def is_async_actor() -> bool:

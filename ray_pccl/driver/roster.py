@@ -137,8 +137,7 @@ class Roster:
     def _bring_in(self, actor: Actor) -> None:
         while not self.closed and self.actors.get(actor.id) is actor:
             try:
-                _, peer_id = ray.get(self._ask_to_join(actor))
-                self._await_room(actor, peer_id)
+                self._await_room(actor, ray.get(self._ask_to_join(actor)))
                 return
             except ActorUnavailableError:
                 time.sleep(LOOK_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ log = logging.getLogger("ray_pccl.driver")
 
 Loss = Callable[[str], None]
 _LOST = (RayActorError, NodeDiedError, WorkerCrashedError)
-_LOOK_S = 0.02
-"""How long a new call may have to wait until it is watched."""
+_LOOK_S = 0.01
+"""How often to look: a look takes the interpreter away from who waits for the results."""
 _REMEMBERED = 10_000
 
 
@@ -64,6 +65,7 @@ class Watch:
                 result, actor_id, on_loss = self._new.popleft()
                 pending[result] = (actor_id, on_loss)
                 del result
+            time.sleep(_LOOK_S)
             try:
                 self._look(pending)
             except Exception as error:  # Ray was shut down, most likely: nothing is left to watch
@@ -74,9 +76,7 @@ class Watch:
         if not pending:
             return
         refs = list(pending)
-        done, _ = ray.wait(refs, num_returns=1, timeout=_LOOK_S, fetch_local=False)
-        if done:
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         for result in done:
             actor_id, on_loss = pending.pop(result)
             error = internals.error_in(result)
