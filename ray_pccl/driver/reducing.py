@@ -17,6 +17,7 @@ from ray import cloudpickle
 
 from ray_pccl.control.messages import Failure, VoteKind
 from ray_pccl.descriptors import DataType, ReduceInfo, ReduceOp
+from ray_pccl.driver.memory import results
 from ray_pccl.driver.tensors import Bytes, Form, bytes_of, form_of
 from ray_pccl.driver.trees import Slot, is_tensor, paths, put_together, structure, take_apart
 from ray_pccl.errors import CollectiveMismatchError, PCCLError, PeerLostError, UsageError, WorldChangedError
@@ -152,7 +153,7 @@ def reduce(member: Member, value: Any, op: ReduceOp, root: str, *, retry: bool) 
 def _reduce(member: Member, value: Any, kind: Kind, about: str, **given: Any) -> Any:
     nest = Nest(value, about)
     buckets = nest.buckets() or [[]]
-    outs = [form.empty() for form in nest.forms]
+    outs = [form.over(results.empty(form.nbytes)) for form in nest.forms]
     try:
         while True:
             infos = [_reduce_bucket(member, nest, bucket, outs, kind, given) for bucket in buckets]
@@ -202,7 +203,8 @@ def reduce_scatter(member: Member, value: Any, op: ReduceOp, places: Sequence[st
         order = [_place_of(peer, places) for peer in members]
         mine = []
         for tensor, form in zip(nest.tensors, nest.forms, strict=True):
-            out = _part(form, len(places)).empty()
+            part = _part(form, len(places))
+            out = part.over(results.empty(part.nbytes))
             parts = as_input(tensor).array.reshape(len(places), -1)
             whole = parts if order == list(range(len(places))) else parts[order]
             datatype = as_input(tensor).datatype
@@ -258,7 +260,7 @@ def broadcast(member: Member, value: Any, root: str) -> Any:
     skeleton, forms = cloudpickle.loads(text.tobytes())
     received = []
     for form in forms:
-        memory = np.empty(form.nbytes, np.uint8)
+        memory = results.empty(form.nbytes)
         _broadcast(member, memory, root)
         received.append(form.over(memory))
     return put_together(skeleton, received)

@@ -35,10 +35,8 @@ class Form:
         """The bytes that it takes in a row of tensors, with the gap to the next."""
         return -(-self.nbytes // ALIGNMENT) * ALIGNMENT
 
-    def empty(self) -> Any:
+    def _on_device(self) -> Any:
         """A tensor of this form; in host memory where this process has no such device."""
-        if self.library == "numpy":
-            return np.empty(self.shape, self.dtype)
         if self.library == "torch":
             torch = import_torch()
             if torch is None:
@@ -55,7 +53,7 @@ class Form:
             return elements.view(self.dtype).reshape(self.shape)
         if self.library == "torch" and self.device == "cpu" and (torch := import_torch()) is not None:
             return torch.from_numpy(elements).view(self.dtype).reshape(self.shape)
-        tensor = self.empty()
+        tensor = self._on_device()
         operand = as_output(tensor)
         np.copyto(operand.array.view(np.uint8), elements)
         operand.store()
