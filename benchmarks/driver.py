@@ -29,8 +29,8 @@ ITERATIONS = {4 * KIB: 30, 4 * MIB: 10, 64 * MIB: 4}
 ROUNDS = 5
 FOOTNOTES = """\
 Milliseconds, medians over all rounds. ours: from ready refs of @collective methods, allreduce_refs and ray.wait for all
-results. gloo: a call to each actor, which all-reduces in place, and ray.wait. naive: from ready refs in plasma, ray.get,
-a sum in the driver and ray.put of it, which no actor has yet. bare: a call to each actor that does nothing.
+results. gloo: a call to each actor, which all-reduces in place, and ray.wait. naive: from ready refs in plasma, ray.get
+and a sum in the driver, and ray.put of it, which no actor has yet. bare: a call to each actor that does nothing.
 A ratio is our median divided by theirs, and below 1 where ours is faster."""
 
 

@@ -28,7 +28,7 @@ class Actor:
     def prepare(self) -> int:
         """What the collective begins with."""
         buffer = 1
-        return buffer
+        return buffer  # noqa: RET504
 
     def compute(self, buffer: int) -> int:
         """What is reduced."""

@@ -118,6 +118,7 @@ class Group:
                 return
             self._roster.closed = True
             left = [self._roster.leave(actor) for actor in self._roster.present()]
+            self._roster.actors.clear()  # or its handles would keep the actors alive
         if left:
             ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
 

@@ -61,16 +61,19 @@ class Watch:
             if not pending:
                 self._wanted.wait()
             self._wanted.clear()
-            while self._new:
-                result, actor_id, on_loss = self._new.popleft()
-                pending[result] = (actor_id, on_loss)
-                del result
+            self._take_on(pending)
             time.sleep(_LOOK_S)
             try:
                 self._look(pending)
             except Exception as error:  # Ray was shut down, most likely: nothing is left to watch
                 log.debug("the results of collectives are not watched any more: %s", error)
                 pending.clear()
+
+    def _take_on(self, pending: dict[Any, tuple[str, Loss]]) -> None:
+        # A method of its own: what it has in its hands is let go when it returns, and not at the next call.
+        while self._new:
+            result, actor_id, on_loss = self._new.popleft()
+            pending[result] = (actor_id, on_loss)
 
     def _look(self, pending: dict[Any, tuple[str, Loss]]) -> None:
         if not pending:
