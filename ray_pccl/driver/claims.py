@@ -1,10 +1,10 @@
 """How long a value is kept: until nobody, in whichever process, holds a reference to its ObjectRef any more.
 
 Only the *owner* of a ref, the process that called the method, hears from Ray when that is so. It passes a claim along
-with each call. The actor that keeps the value of a claim tells the owner so, over a connection that stays, and is told
-when the value is not wanted any more. *Who dies between these lines?* An owner that is gone wants nothing any more:
-Ray itself gives up the objects of an owner that died. A keeper that is gone keeps nothing. A ref that is dropped
-before its value is made: the owner finds no such claim when the keeper tells it, and frees it at once.
+with each call. The actor that keeps values for an owner holds one connection to it, over which it is told what is not
+wanted any more; what it keeps, it tells only when it connects. *Who dies between these lines?* An owner that is gone
+wants nothing any more: Ray itself gives up the objects of an owner that died. A keeper that is gone keeps nothing. A
+ref that is dropped before its value is made: the keeper notes that it is not wanted, and does not keep it then.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ log = logging.getLogger("ray_pccl.objects")
 SERVICE = "claims"
 RECONNECT_S = 10.0
 """How long a keeper tries to reach an owner whose connection broke, before it takes it for dead."""
-BATCH_S = 0.005
-"""Freeing can wait for a moment: what happens within it is dealt with at once, and disturbs the caller once."""
+BATCH_S = 0.02
+"""Freeing can wait for a moment: what happens within it is dealt with together, and disturbs callers once."""
+REMEMBERED = 1 << 16
+"""How many claims that ended early are remembered for values that are still to come."""
 _RETRY_S = 0.2
 _NUMBER = struct.Struct("<q")
 
@@ -56,10 +58,13 @@ class Owner:
         self._contact = desk.contact
         self._numbers = itertools.count()
         self._wanted: set[int] = set()
-        self._kept: dict[int, _Keeper] = {}
-        self._unwanted: collections.deque[int] = collections.deque()
+        self._ended: collections.deque[tuple[str, int]] = collections.deque()
         self._arrived: collections.deque[_Keeper] = collections.deque()
+        self._keepers: dict[str, list[_Keeper]] = {}
+        self._untold: collections.deque[tuple[str, int]] = collections.deque(maxlen=REMEMBERED)
+        """Claims that ended before their actor had a connection."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         desk.services[SERVICE] = self._meet
@@ -71,102 +76,112 @@ class Owner:
         self._wanted.add(number)
         return Claim(self._contact, number)
 
-    def bind(self, claim: Claim, ref: Any) -> None:
-        """The claim is that of this ref: it ends when the ref's last copy is gone."""
-        if not internals.on_out_of_scope(ref, lambda _: self.end(claim)):
-            self.end(claim)
+    def bind(self, claim: Claim, ref: Any, actor_id: str) -> None:
+        """The claim is that of this ref, made by this actor: it ends when the ref's last copy is gone."""
+        if not internals.on_out_of_scope(ref, lambda _: self.end(claim, actor_id)):
+            self.end(claim, actor_id)
 
-    def end(self, claim: Claim) -> None:
+    def end(self, claim: Claim, actor_id: str) -> None:
         """Nobody wants the value any more. May be called by any thread, at any moment."""
-        self._unwanted.append(claim.number)
-        os.eventfd_write(self._wake, 1)
+        self._ended.append((actor_id, claim.number))
+        self._rouse()
 
-    def _meet(self, meeting: dialing.Meeting, _wish: str) -> None:
-        self._arrived.append(_Keeper(meeting.sock))
-        os.eventfd_write(self._wake, 1)
+    def _meet(self, meeting: dialing.Meeting, actor_id: str) -> None:
+        self._arrived.append(_Keeper(actor_id, meeting.sock))
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         while True:
             ready = self._selector.select()
             time.sleep(BATCH_S)
-            for key, events in ready:
+            for key, _ in ready:
                 if key.fd == self._wake:
                     os.eventfd_read(self._wake)
+                    self._woken = False  # before the look: what comes now is seen, or rouses again
                     self._look()
-                elif not key.data.serve(events, self._told):
-                    self._lose(key.data)
-                else:
-                    self._selector.modify(key.fileobj, key.data.interest, key.data)
+                elif key.data.sock.fileno() >= 0:  # and not lost meanwhile
+                    self._serve(key.data)
 
     def _look(self) -> None:
         while self._arrived:
             keeper = self._arrived.popleft()
-            self._selector.register(keeper.sock, keeper.interest, keeper)
-        while self._unwanted:
-            number = self._unwanted.popleft()
+            self._keepers.setdefault(keeper.actor_id, []).append(keeper)
+            self._selector.register(keeper.sock, selectors.EVENT_READ, keeper)
+            early, self._untold = self._untold, collections.deque(maxlen=REMEMBERED)
+            self._ended.extendleft(reversed(early))
+        unwanted: dict[str, list[int]] = {}
+        while self._ended:
+            actor_id, number = self._ended.popleft()
             self._wanted.discard(number)
-            keeper_of = self._kept.pop(number, None)
-            if keeper_of is not None:
-                self._free(keeper_of, number)
+            if actor_id in self._keepers:
+                unwanted.setdefault(actor_id, []).append(number)
+            else:
+                self._untold.append((actor_id, number))
+        for actor_id, numbers in unwanted.items():
+            for keeper in list(self._keepers[actor_id]):
+                self._free(keeper, numbers)
 
-    def _told(self, keeper: _Keeper, number: int) -> None:
-        """A keeper says that it holds the value of a claim."""
-        if number in self._wanted:
-            self._kept[number] = keeper
-        else:
-            self._free(keeper, number)
-
-    def _free(self, keeper: _Keeper, number: int) -> None:
-        if not keeper.send(number):
+    def _serve(self, keeper: _Keeper) -> None:
+        """A keeper has told what it holds, or can be told more, or is gone."""
+        held = keeper.read()
+        if held is None:
             self._lose(keeper)
-        elif keeper.sock.fileno() >= 0:
-            self._selector.modify(keeper.sock, keeper.interest, keeper)
+        else:
+            self._free(keeper, [number for number in held if number not in self._wanted])
+
+    def _free(self, keeper: _Keeper, numbers: list[int]) -> None:
+        if not keeper.tell(numbers):
+            self._lose(keeper)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if keeper.is_behind else 0)
+        if self._selector.get_key(keeper.sock).events != events:
+            self._selector.modify(keeper.sock, events, keeper)
 
     def _lose(self, keeper: _Keeper) -> None:
-        if keeper.sock.fileno() >= 0:
-            self._selector.unregister(keeper.sock)
-            keeper.sock.close()
-        for number in [number for number, holder in self._kept.items() if holder is keeper]:
-            del self._kept[number]
+        self._selector.unregister(keeper.sock)
+        keeper.sock.close()
+        others = [each for each in self._keepers[keeper.actor_id] if each is not keeper]
+        if others:
+            self._keepers[keeper.actor_id] = others
+        else:
+            del self._keepers[keeper.actor_id]
 
 
 class _Keeper:
     """A connection to a process that keeps values for this one. Of the owner's thread alone."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, actor_id: str, sock: socket.socket) -> None:
+        self.actor_id = actor_id
         self.sock = sock
         self._in = bytearray()
         self._out = bytearray()
 
     @property
-    def interest(self) -> int:
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+    def is_behind(self) -> bool:
+        """Whether not all could be sent yet."""
+        return bool(self._out)
 
-    def serve(self, events: int, told: Callable[[_Keeper, int], None]) -> bool:
-        """Reads and writes what it can; False if the connection is over."""
+    def read(self) -> list[int] | None:
+        """The claims whose values it says to hold; None if the connection is over."""
         try:
-            if events & selectors.EVENT_READ:
-                data = self.sock.recv(1 << 16)
-                if not data:
-                    return False
-                self._in += data
-            whole = len(self._in) // _NUMBER.size * _NUMBER.size
-            numbers = [number for (number,) in _NUMBER.iter_unpack(self._in[:whole])]
-            del self._in[:whole]
+            data = self.sock.recv(1 << 16)
         except BlockingIOError:
-            numbers = []
+            return []
         except OSError:
-            return False
-        for number in numbers:
-            told(self, number)
-        return self._flush()
+            return None
+        if not data:
+            return None
+        self._in += data
+        return _whole_numbers(self._in)
 
-    def send(self, number: int) -> bool:
-        """Says that a value is not wanted any more; False if the connection is over."""
-        self._out += _NUMBER.pack(number)
-        return self._flush()
-
-    def _flush(self) -> bool:
+    def tell(self, numbers: list[int]) -> bool:
+        """Says what is not wanted any more, and what could not be said before; False if the connection is over."""
+        self._out += b"".join(map(_NUMBER.pack, numbers))
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
@@ -177,29 +192,40 @@ class _Keeper:
         return True
 
 
+def _whole_numbers(data: bytearray) -> list[int]:
+    """Takes all whole numbers off the data."""
+    whole = len(data) // _NUMBER.size * _NUMBER.size
+    numbers = [number for (number,) in _NUMBER.iter_unpack(bytes(data[:whole]))]
+    del data[:whole]
+    return numbers
+
+
 class Duty:
     """This process as the keeper of values for one owner."""
 
-    def __init__(self, owner: Contact, free: Callable[[Claim], None]) -> None:
+    def __init__(self, owner: Contact, actor_id: str, free: Callable[[Claim], None]) -> None:
         self._owner = owner
+        self._actor_id = actor_id
         self._free = free
         self._held: set[int] = set()
+        self._unwanted: collections.OrderedDict[int, None] = collections.OrderedDict()
+        """Claims that ended before their values were made."""
         self._lock = threading.Lock()
         self._sock = self._connect()
         self.over = False
         threading.Thread(target=self._run, name="ray_pccl-duty", daemon=True).start()
 
-    def keep(self, number: int) -> None:
-        """Tells the owner that the value of this claim is kept here."""
+    def keep(self, number: int) -> bool:
+        """Whether the value of this claim is still wanted; if so, its end will be told."""
         with self._lock:
+            if number in self._unwanted:
+                del self._unwanted[number]
+                return False
             self._held.add(number)
-            try:
-                self._sock.sendall(_NUMBER.pack(number))
-            except OSError as error:  # told again when the connection is there again
-                log.debug("the owner of a value can't be told: %s", error)
+            return True
 
     def _connect(self) -> socket.socket:
-        sock = self._owner.dial(SERVICE).sock
+        sock = self._owner.dial(SERVICE, self._actor_id).sock
         sock.setblocking(True)
         return sock
 
@@ -215,7 +241,7 @@ class Duty:
             self._free(Claim(self._owner, number))
 
     def _listen(self) -> None:
-        data = b""
+        data = bytearray()
         while True:
             try:
                 more = self._sock.recv(1 << 16)
@@ -224,15 +250,21 @@ class Duty:
             if not more:
                 return
             data += more
-            whole = len(data) // _NUMBER.size * _NUMBER.size
-            for (number,) in _NUMBER.iter_unpack(data[:whole]):
-                with self._lock:
-                    self._held.discard(number)
-                self._free(Claim(self._owner, number))
-            data = data[whole:]
+            for number in _whole_numbers(data):
+                self._let_go(number)
+
+    def _let_go(self, number: int) -> None:
+        with self._lock:
+            if number not in self._held:
+                self._unwanted[number] = None
+                if len(self._unwanted) > REMEMBERED:
+                    self._unwanted.popitem(last=False)
+                return
+            self._held.remove(number)
+        self._free(Claim(self._owner, number))
 
     def _reconnect(self) -> bool:
-        """Whether the owner is there after all: then it is told anew what is kept."""
+        """Whether the owner is there after all: then it is told what is kept, of which it may have ended some."""
         ends = time.monotonic() + RECONNECT_S
         while time.monotonic() < ends:
             try:

@@ -29,6 +29,8 @@ def collective(method: _F) -> _F:
 
     Works on plain and on ``async`` methods, alone or together with ``@ray.method(...)``.
     """
+    if getattr(method, "__ray_num_returns__", 1) not in (1, None):
+        raise UsageError("@ray_pccl.collective keeps one value: return a tuple instead of using num_returns")
     if not callable(method) or inspect.isclass(method):
         raise UsageError(f"@ray_pccl.collective decorates a method of an actor, not {method!r}")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
@@ -69,12 +71,10 @@ def _claiming(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
         try:
             ref = invocation(args, {**kwargs, _CLAIM: claim})
         except BaseException:
-            owner.end(claim)
+            owner.end(claim, "")
             raise
         if isinstance(ref, ray.ObjectRef):
-            owner.bind(claim, ref)
-        else:
-            owner.end(claim)  # none or several: nothing is kept for them
+            owner.bind(claim, ref, ref.task_id().actor_id().hex())
         return ref
 
     return invoke

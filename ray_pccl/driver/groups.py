@@ -193,7 +193,7 @@ class Group:
                 call = Call(self._roster.spec, self._caller, number, actor.is_new, kind, claim, places=places, **given)
                 actor.is_new = False
                 results.append(actor.ask(name, agent.run, call, refs))
-                owner.bind(claim, results[-1])
+                owner.bind(claim, results[-1], actor.id)
             else:
                 reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
                 results.append(actor.ask(name, agent.absent, reason))

@@ -99,7 +99,8 @@ class ObjectStore:
             self._tensors[name] = tensors
             self._sizes[name] = size = sum(form.nbytes for form in forms)
             self._bytes += size
-        duty.keep(claim.number)
+        if not duty.keep(claim.number):
+            self._drop(claim)
         return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms))
 
     def tensors(self, name: str) -> list[Any]:
@@ -116,7 +117,7 @@ class ObjectStore:
         with self._lock:
             duty = self._duties.get(owner.token)
             if duty is None or duty.over:
-                duty = self._duties[owner.token] = Duty(owner, self._drop)
+                duty = self._duties[owner.token] = Duty(owner, actor_id(), self._drop)
             return duty
 
     def _drop(self, claim: Claim) -> None:

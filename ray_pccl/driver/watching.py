@@ -19,7 +19,7 @@ log = logging.getLogger("ray_pccl.driver")
 
 Loss = Callable[[str], None]
 _LOST = (RayActorError, NodeDiedError, WorkerCrashedError)
-_LOOK_S = 0.01
+_LOOK_S = 0.02
 """How often to look: a look takes the interpreter away from who waits for the results."""
 _REMEMBERED = 10_000
 
