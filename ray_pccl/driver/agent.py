@@ -10,7 +10,7 @@ import asyncio
 import logging
 import pickle
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from ray_pccl.errors import (
     UsageError,
 )
 from ray_pccl.peer.communicator import Communicator
+from ray_pccl.peer.handles import Workers
 from ray_pccl.settings import Settings
 
 log = logging.getLogger("ray_pccl.driver")
@@ -39,7 +40,6 @@ log = logging.getLogger("ray_pccl.driver")
 PREFIX = "ray_pccl/"
 SPEC, HANDLES = PREFIX + "spec", PREFIX + "actor/"
 """Where the group's key-value store keeps what `get_group` needs: what the group is, and its actors' handles."""
-_MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ class Seat:
 
 _seats: dict[str, Seat] = {}
 _lock = threading.Lock()
-_threads = ThreadPoolExecutor(_MAX_THREADS, "ray_pccl-call")
+_threads = Workers()
+"""For calls of async actors: they end with the process, whatever they wait for."""
 
 
 def label_of(actor_id: str) -> str:
@@ -224,7 +225,16 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
         value, failure = (await inputs[0] if inputs else None), None
     except Exception as error:
         value, failure = None, error
-    return await asyncio.get_running_loop().run_in_executor(_threads, _take_part, call, value, failure)
+    result: Future[Any] = Future()
+
+    def take_part() -> None:
+        try:
+            result.set_result(_take_part(call, value, failure))
+        except BaseException as error:
+            result.set_exception(error)
+
+    _threads.submit(take_part)
+    return await asyncio.wrap_future(result)
 
 
 # -------------------------------------------------------------------------------------------------------- inside
