@@ -226,6 +226,7 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
     except Exception as error:
         value, failure = None, error
     result: Future[Any] = Future()
+    result.set_running_or_notify_cancel()  # the others count on it: who awaits it may go, it goes on
 
     def take_part() -> None:
         try:
