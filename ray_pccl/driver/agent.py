@@ -217,7 +217,7 @@ def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
         value, failure = (ray.get(inputs[0]) if inputs else None), None
     except Exception as error:
         value, failure = None, error
-    return _take_part(call, value, failure)
+    return _take_part(call, value, failure, _anchor(call))
 
 
 async def _run_async(call: Call, inputs: list[Any]) -> Any:
@@ -225,12 +225,13 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
         value, failure = (await inputs[0] if inputs else None), None
     except Exception as error:
         value, failure = None, error
+    anchor = _anchor(call)
     result: Future[Any] = Future()
     result.set_running_or_notify_cancel()  # the others count on it: who awaits it may go, it goes on
 
     def take_part() -> None:
         try:
-            result.set_result(_take_part(call, value, failure))
+            result.set_result(_take_part(call, value, failure, anchor))
         except BaseException as error:
             result.set_exception(error)
 
@@ -241,7 +242,11 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
 # -------------------------------------------------------------------------------------------------------- inside
 
 
-def _take_part(call: Call, value: Any, failure: Exception | None) -> Any:
+def _anchor(call: Call) -> Any:
+    return internals.second_return(call.claim.address) if call.claim is not None else None
+
+
+def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Any:
     me = actor_id()
     with _lock:
         seat = _seats.get(call.spec.name)
@@ -263,7 +268,7 @@ def _take_part(call: Call, value: Any, failure: Exception | None) -> Any:
     except PeerLostError as error:
         lost = [actor for peer in error.details.get("peers", ()) if (actor := actor_of(peer)) is not None]
         raise ActorLostError(str(error), actor_id=lost[0] if lost else "", **error.details) from None
-    return local_store().keep(result, call.claim)
+    return local_store().keep(result, call.claim, anchor) if call.claim is not None else result
 
 
 def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:

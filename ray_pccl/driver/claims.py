@@ -1,10 +1,14 @@
 """How long a value is kept: until nobody, in whichever process, holds a reference to its ObjectRef any more.
 
 Only the *owner* of a ref, the process that called the method, hears from Ray when that is so. It passes a claim along
-with each call. The actor that keeps values for an owner holds one connection to it, over which it is told what is not
-wanted any more; what it keeps, it tells only when it connects. *Who dies between these lines?* An owner that is gone
-wants nothing any more: Ray itself gives up the objects of an owner that died. A keeper that is gone keeps nothing. A
-ref that is dropped before its value is made: the keeper notes that it is not wanted, and does not keep it then.
+with each call. The value's own ref does not do to watch: Ray copies small objects, such as tickets, into the calls that
+they are passed to, and lets go of the ref before these run. So each call has a second return, the *anchor*, whose ref
+lies in the ticket: Ray counts that wherever the ticket goes.
+
+The actor that keeps values for an owner holds one connection to it, over which it is told what is not wanted any more;
+what it keeps, it tells only when it connects. *Who dies between these lines?* An owner that is gone wants nothing any
+more: Ray itself gives up the objects of an owner that died. A keeper that is gone keeps nothing. A ref that is dropped
+before its value is made: the keeper notes that it is not wanted, and does not keep it then.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import ray
 
 from ray_pccl.driver import internals
 from ray_pccl.driver.desk import Contact, local_desk
@@ -45,6 +51,8 @@ class Claim:
 
     owner: Contact
     number: int
+    address: bytes = b""
+    """The owner, as Ray knows it."""
 
     def __str__(self) -> str:
         return f"{self.owner.token}-{self.number}"
@@ -58,11 +66,15 @@ class Owner:
         self._contact = desk.contact
         self._numbers = itertools.count()
         self._wanted: set[int] = set()
+        self._started: collections.deque[Any] = collections.deque()
         self._ended: collections.deque[tuple[str, int]] = collections.deque()
         self._arrived: collections.deque[_Keeper] = collections.deque()
         self._keepers: dict[str, list[_Keeper]] = {}
         self._untold: collections.deque[tuple[str, int]] = collections.deque(maxlen=REMEMBERED)
         """Claims that ended before their actor had a connection."""
+        self._address = internals.own_address()
+        self._making: list[Any] = []
+        """Anchors of calls that have not ended: until then nothing but this holds them."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
         self._selector = selectors.DefaultSelector()
@@ -74,16 +86,20 @@ class Owner:
         """A new claim: to be made before the call that it goes along with."""
         number = next(self._numbers)
         self._wanted.add(number)
-        return Claim(self._contact, number)
+        return Claim(self._contact, number, self._address)
 
-    def bind(self, claim: Claim, ref: Any, actor_id: str) -> None:
-        """The claim is that of this ref, made by this actor: it ends when the ref's last copy is gone."""
-        if not internals.on_out_of_scope(ref, lambda _: self.end(claim, actor_id)):
-            self.end(claim, actor_id)
+    def bind(self, claim: Claim, anchor: Any, actor_id: str) -> None:
+        """The claim is that of a call to this actor: it ends when the last copy of its anchor is gone."""
+        number = claim.number
+        if internals.on_out_of_scope(anchor, lambda _: self.end(number, actor_id)):
+            self._started.append(anchor)
+            self._rouse()
+        else:
+            self.end(number, actor_id)
 
-    def end(self, claim: Claim, actor_id: str) -> None:
+    def end(self, number: int, actor_id: str) -> None:
         """Nobody wants the value any more. May be called by any thread, at any moment."""
-        self._ended.append((actor_id, claim.number))
+        self._ended.append((actor_id, number))
         self._rouse()
 
     def _meet(self, meeting: dialing.Meeting, actor_id: str) -> None:
@@ -97,8 +113,9 @@ class Owner:
 
     def _run(self) -> None:
         while True:
-            ready = self._selector.select()
+            ready = self._selector.select(BATCH_S if self._making else None)
             time.sleep(BATCH_S)
+            self._let_go_of_made()
             for key, _ in ready:
                 if key.fd == self._wake:
                     os.eventfd_read(self._wake)
@@ -106,6 +123,18 @@ class Owner:
                     self._look()
                 elif key.data.sock.fileno() >= 0:  # and not lost meanwhile
                     self._serve(key.data)
+
+    def _let_go_of_made(self) -> None:
+        """Calls that have ended have put their anchors into tickets, or have failed: those hold them from now on."""
+        while self._started:
+            self._making.append(self._started.popleft())
+        if not self._making:
+            return
+        try:
+            _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
+        except Exception as error:  # Ray was shut down
+            log.debug("calls are not waited for any more: %s", error)
+            self._making = []
 
     def _look(self) -> None:
         while self._arrived:

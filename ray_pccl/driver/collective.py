@@ -7,10 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import ray
-
+from ray_pccl.driver import internals
 from ray_pccl.driver.claims import Claim, local_owner
-from ray_pccl.driver.objects import local_store
+from ray_pccl.driver.objects import keep_for
 from ray_pccl.errors import UsageError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -27,10 +26,9 @@ def collective(method: _F) -> _F:
     works, too. The tensors are freed with the last ref. They are not copied: change them in place, and who looks
     later sees the change.
 
-    Works on plain and on ``async`` methods, alone or together with ``@ray.method(...)``.
+    Works on plain and on ``async`` methods, alone or together with ``@ray.method(...)``. Several values are one tuple:
+    with ``num_returns`` they go through Ray's own store.
     """
-    if getattr(method, "__ray_num_returns__", 1) not in (1, None):
-        raise UsageError("@ray_pccl.collective keeps one value: return a tuple instead of using num_returns")
     if not callable(method) or inspect.isclass(method):
         raise UsageError(f"@ray_pccl.collective decorates a method of an actor, not {method!r}")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
@@ -38,12 +36,14 @@ def collective(method: _F) -> _F:
     if inspect.iscoroutinefunction(method):
 
         async def keep_awaited(*args: Any, _ray_pccl_claim: Claim | None = None, **kwargs: Any) -> Any:
-            return local_store().keep(await method(*args, **kwargs), _ray_pccl_claim)
+            value = await method(*args, **kwargs)
+            return value if _ray_pccl_claim is None else keep_for(_ray_pccl_claim, value)
 
         return _dressed(keep_awaited, method)  # type: ignore[no-any-return]
 
     def keep(*args: Any, _ray_pccl_claim: Claim | None = None, **kwargs: Any) -> Any:
-        return local_store().keep(method(*args, **kwargs), _ray_pccl_claim)
+        value = method(*args, **kwargs)
+        return value if _ray_pccl_claim is None else keep_for(_ray_pccl_claim, value)
 
     return _dressed(keep, method)  # type: ignore[no-any-return]
 
@@ -66,15 +66,16 @@ def _claiming(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
 
     @functools.wraps(invocation)
     def invoke(args: Any, kwargs: Any) -> Any:
+        if not internals.ask_for_two(invocation):
+            return invocation(args, kwargs)  # several returns: each of them goes through Ray's own store
         owner = local_owner()
         claim = owner.claim()
         try:
-            ref = invocation(args, {**kwargs, _CLAIM: claim})
+            value, anchor = invocation(args, {**kwargs, _CLAIM: claim})
         except BaseException:
-            owner.end(claim, "")
+            owner.end(claim.number, "")
             raise
-        if isinstance(ref, ray.ObjectRef):
-            owner.bind(claim, ref, ref.task_id().actor_id().hex())
-        return ref
+        owner.bind(claim, anchor, value.task_id().actor_id().hex())
+        return value
 
     return invoke

@@ -40,6 +40,8 @@ def serve(find: Callable[[str], list[Any]]) -> None:
                 _send(meeting, name, find)
         except OSError as error:
             log.info("a value was not handed out: %s", error)
+        except Exception:  # who waits for it sees the connection close
+            log.exception("a value could not be handed out")
 
     local_desk().services[SERVICE] = hand_out
 

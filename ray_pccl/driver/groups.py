@@ -192,8 +192,9 @@ class Group:
                 claim = owner.claim()
                 call = Call(self._roster.spec, self._caller, number, actor.is_new, kind, claim, places=places, **given)
                 actor.is_new = False
-                results.append(actor.ask(name, agent.run, call, refs))
-                owner.bind(claim, results[-1], actor.id)
+                result, anchor = actor.ask(name, agent.run, call, refs, num_returns=2)
+                owner.bind(claim, anchor, actor.id)
+                results.append(result)
             else:
                 reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
                 results.append(actor.ask(name, agent.absent, reason))

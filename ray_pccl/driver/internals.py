@@ -1,6 +1,7 @@
 """Everything of Ray that is used here and is not public, in one place. Tried with Ray 2.60.
 
 * A hook that is called when the last reference to an object of this process, wherever it was passed, is gone.
+* A second return of a call, which its caller does not see, and its ref inside the actor (see `claims`).
 * Waiting in an actor's event loop from `__ray_call__`, which is no coroutine itself.
 * Whether a result is an error, without fetching it; and another error in the place of Ray's.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import ray
 
 _PYTHON = b"PYTHON"
+_SECOND = (2).to_bytes(4, "little")
 
 
 def _worker() -> Any:
@@ -26,6 +28,34 @@ def on_out_of_scope(ref: Any, call: Callable[[bytes], None]) -> bool:
     False if that is so already.
     """
     return bool(_worker().core_worker.add_object_out_of_scope_callback(ref, call))
+
+
+def own_address() -> bytes:
+    """This process, as the owner of objects."""
+    _, address, _ = _worker().core_worker.serialize_object_ref(ray.put(None))
+    return bytes(address)
+
+
+def ask_for_two(invocation: Callable[..., Any]) -> bool:
+    """Has a call of a method return two objects, if it was to return one. Whether it was.
+
+    `invocation` is what Ray hands to a method's ``__ray_invocation_decorator__``: a closure, made for this call.
+    """
+    names, cells = invocation.__code__.co_freevars, invocation.__closure__ or ()
+    cell = dict(zip(names, cells, strict=True)).get("num_returns")
+    if cell is None or cell.cell_contents not in (None, 1):
+        return False
+    cell.cell_contents = 2
+    return True
+
+
+def second_return(owner: bytes) -> Any:
+    """The ref of the second object that the present task returns, to be passed on. `owner` is who called it."""
+    from ray._private.serialization import _object_ref_deserializer
+
+    task_id = ray.get_runtime_context().get_task_id()
+    assert task_id is not None
+    return _object_ref_deserializer(bytes.fromhex(task_id) + _SECOND, "", owner, b"", None)  # type: ignore[no-untyped-call]
 
 
 def is_async_actor() -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 
+from ray_pccl.driver import internals
 from ray_pccl.driver.claims import Claim, Duty
 from ray_pccl.driver.desk import Contact, local_desk
 from ray_pccl.driver.errors import actor_lost
@@ -50,15 +51,17 @@ class Ticket:
 class Boxed:
     """A value that is kept, on its way out of an actor's method: it pickles as its ticket."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket, anchor: Any) -> None:
         self._ticket = ticket
+        self._anchor = anchor
 
-    def __reduce__(self) -> tuple[Callable[[Ticket], Any], tuple[Ticket]]:
-        return unbox, (self._ticket,)
+    def __reduce__(self) -> tuple[Callable[[Ticket, Any], Any], tuple[Ticket, Any]]:
+        return unbox, (self._ticket, self._anchor)
 
 
-def unbox(ticket: Ticket) -> Any:
+def unbox(ticket: Ticket, anchor: Any) -> Any:
     """The value of a ticket. If its holder is gone it *returns* the error, which Ray raises then as it is."""
+    del anchor  # it has come along only so that Ray counts it
     if ticket.holder.token == local_desk().contact.token:
         return put_together(ticket.skeleton, local_store().tensors(ticket.name))
     try:
@@ -79,20 +82,21 @@ class ObjectStore:
         self._lock = threading.RLock()
         serve(self.tensors)
 
-    def keep(self, value: Any, claim: Claim | None) -> Any:
-        """What a method has to return so that its value stays here for as long as it is claimed.
+    def keep(self, value: Any, claim: Claim, anchor: Any) -> tuple[Any, None]:
+        """What a method has to return so that its value stays here for as long as it is claimed: two objects.
 
-        That is the value itself if it has no tensors, if nobody claims it, or if its owner can't be reached.
+        The first is the value itself if it has no tensors, or if its owner can't be reached. The second is the anchor,
+        of which this is nothing but the contents.
         """
         skeleton, tensors = take_apart(value)
-        if not tensors or claim is None:
-            return value
+        if not tensors:
+            return value, None
         forms = tuple(form_of(tensor) for tensor in tensors)
         try:
             duty = self._duty(claim.owner)
         except OSError as error:
             log.warning("a value goes through Ray's object store, since its owner can't be reached: %s", error)
-            return value
+            return value, None
         name = str(claim)
         with self._lock:
             self._drop(claim)  # of an earlier attempt at the same task
@@ -101,7 +105,7 @@ class ObjectStore:
             self._bytes += size
         if not duty.keep(claim.number):
             self._drop(claim)
-        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms))
+        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms), anchor), None
 
     def tensors(self, name: str) -> list[Any]:
         """The tensors of a value, in order. `KeyError` if it is not held."""
@@ -124,6 +128,11 @@ class ObjectStore:
         with self._lock:
             self._tensors.pop(str(claim), None)
             self._bytes -= self._sizes.pop(str(claim), 0)
+
+
+def keep_for(claim: Claim, value: Any) -> tuple[Any, None]:
+    """Keeps what the present task is about to return. See `ObjectStore.keep`."""
+    return local_store().keep(value, claim, internals.second_return(claim.address))
 
 
 @functools.cache

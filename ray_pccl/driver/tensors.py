@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ray_pccl.errors import UsageError
 from ray_pccl.ring.kernels import import_torch
-from ray_pccl.ring.tensors import as_input, as_output
+from ray_pccl.ring.tensors import as_output
 
 ALIGNMENT = 64
 Bytes = NDArray[np.uint8]
@@ -51,12 +51,13 @@ class Form:
         elements = memory[: self.nbytes]
         if self.library == "numpy":
             return elements.view(self.dtype).reshape(self.shape)
-        if self.library == "torch" and self.device == "cpu" and (torch := import_torch()) is not None:
+        if self.library == "torch" and self.device == "cpu" and self.nbytes and (torch := import_torch()) is not None:
             return torch.from_numpy(elements).view(self.dtype).reshape(self.shape)
         tensor = self._on_device()
-        operand = as_output(tensor)
-        np.copyto(operand.array.view(np.uint8), elements)
-        operand.store()
+        if self.nbytes:
+            operand = as_output(tensor)
+            np.copyto(operand.array.view(np.uint8), elements)
+            operand.store()
         return tensor
 
 
@@ -73,5 +74,10 @@ def form_of(tensor: Any) -> Form:
 
 
 def bytes_of(tensor: Any) -> Bytes:
-    """The elements of a tensor, as bytes in host memory: where they lie, if that is possible."""
-    return as_input(tensor).array.view(np.uint8)
+    """The elements of a tensor, of whichever type, as bytes in host memory: where they lie, if that is possible."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return np.asarray(flat.view(torch.uint8).numpy()) if len(flat) else np.empty(0, np.uint8)
+    host = np.asarray(tensor if isinstance(tensor, np.ndarray) else tensor.get())
+    return np.ascontiguousarray(host).reshape(-1).view(np.uint8)
