@@ -26,6 +26,7 @@ from ray_pccl.driver.objects import StoreStats, actor_id, local_store
 from ray_pccl.errors import (
     CollectiveMismatchError,
     InputFailedError,
+    OperationTimeoutError,
     PCCLError,
     PeerEvictedError,
     PeerLostError,
@@ -38,6 +39,8 @@ from ray_pccl.settings import Settings
 log = logging.getLogger("ray_pccl.driver")
 
 PREFIX = "ray_pccl/"
+STRANGERS_S = 4.0
+"""How long a call waits for members that its caller does not know: longer than it takes to find out that one died."""
 SPEC, HANDLES = PREFIX + "spec", PREFIX + "actor/"
 """Where the group's key-value store keeps what `get_group` needs: what the group is, and its actors' handles."""
 
@@ -132,6 +135,15 @@ class Seat:
         joined.result()
         return self.communicator
 
+    def leave(self) -> None:
+        """Leaves the group, and its list of actors."""
+        try:
+            if self._is_member():
+                self.communicator.store.delete(HANDLES + actor_id())
+        except PCCLError as error:
+            log.info("group %s still lists this actor: %s", self.spec.name, error)
+        self.communicator.close()
+
     def lane(self, caller: int) -> Lane:
         """The order in which this caller's calls are made."""
         with self._lock:
@@ -139,6 +151,8 @@ class Seat:
 
 
 _seats: dict[str, Seat] = {}
+_left: set[str] = set()
+"""The groups that this actor was made to leave."""
 _lock = threading.Lock()
 _threads = Workers()
 """For calls of async actors: they end with the process, whatever they wait for."""
@@ -170,10 +184,17 @@ def seat_in(name: str | None) -> Seat:
 # ----------------------------------------------------------------------------------------- run by `__ray_call__`
 
 
-def join(actor: Any, spec: GroupSpec, rank: int | None) -> str:
-    """Has this actor join a group, without waiting for it. Returns the id of its peer."""
+def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str:
+    """Has this actor join a group, without waiting for it. Returns the id of its peer.
+
+    Raises `UsageError` if it was made to leave the group, and is not `invited` anew: a caller may not know that yet.
+    """
     del actor
     with _lock:
+        if invited:
+            _left.discard(spec.uid)
+        if spec.uid in _left:
+            raise UsageError(f"actor {actor_id()} was made to leave group {spec.name!r}")
         seat = _seats.get(spec.name)
         if seat is None or seat.spec.uid != spec.uid:
             if seat is not None:
@@ -186,11 +207,12 @@ def leave(actor: Any, name: str, uid: str) -> None:
     """Has this actor leave a group, if it is in it."""
     del actor
     with _lock:
+        _left.add(uid)
         seat = _seats.get(name)
         if seat is None or seat.spec.uid != uid:
             return
         del _seats[name]
-    seat.communicator.close()
+    seat.leave()
 
 
 def stats(actor: Any) -> StoreStats:
@@ -254,6 +276,10 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
         raise actor_lost(me, "it was restarted, and takes part again when it has joined anew")
     try:
         member = reducing.Member(seat.member(), call.caller)
+        strangers = [peer for peer in member.communicator.members if not peer.startswith(call.places)]
+        if strangers and call.places:
+            # Dead, most likely, and the caller knows it already. If not, nobody is to wait for them for long.
+            member.patience_s = STRANGERS_S
         patience = seat.spec.settings.op_timeout_s
         lane = seat.lane(call.caller)
         with lane.turn(call.number, patience, lambda: _skip(member, me), first=call.first):
@@ -261,6 +287,11 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
                 _refuse(member, me, failure)
                 raise failure
             result = _perform(call, member, value, me)
+    except OperationTimeoutError as error:
+        if member.patience_s is None:
+            raise
+        text = f"{', '.join(strangers)} are in group {call.spec.name!r}, and were not called: use get_group() again"
+        raise UsageError(f"{text} ({error})") from None
     except ActorLostError:
         raise
     except PeerEvictedError as error:

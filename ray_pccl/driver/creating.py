@@ -77,13 +77,20 @@ def get_group(name: str, *, namespace: str | None = None) -> Group:
     check_name(name)
     with _lock:
         known = _groups.get(_key(name, namespace))
-        if known is not None and not known.is_destroyed:
-            return known
+        if known is not None and known.is_destroyed:
+            known = None
         for status in describe(namespace, agent.PREFIX):
             handles = [cloudpickle.loads(text) for key, text in status.entries.items() if key.startswith(agent.HANDLES)]
-            if status.group == name and agent.SPEC in status.entries and handles:
-                group = _groups[_key(name, namespace)] = Group(cloudpickle.loads(status.entries[agent.SPEC]), handles)
-                return group
+            if status.group != name or agent.SPEC not in status.entries or not handles:
+                continue
+            spec = cloudpickle.loads(status.entries[agent.SPEC])
+            if known is None or known._roster.spec.uid != spec.uid:
+                known = _groups[_key(name, namespace)] = Group(spec, handles)
+            elif not known.is_forming:
+                known._roster.update(handles)
+            return known
+        if known is not None:
+            return known
     raise UsageError(f"there is no group {name!r}: make it with ray_pccl.create_group(actors, {name!r})")
 
 
@@ -163,7 +170,8 @@ class CollectiveClass:
         ranks = [given] if isinstance(given, int) else given
         if ranks is None:
             return None
-        if not isinstance(ranks, list | tuple) or not all(rank in range(self._world_size) for rank in ranks):
+        fits = isinstance(ranks, list | tuple) and all(rank in range(self._world_size) for rank in ranks)
+        if not fits or not ranks or len(set(ranks)) != len(ranks):
             raise UsageError(f"group_rank is a rank below {self._world_size}, or a list of them: not {given!r}")
         return list(ranks)
 

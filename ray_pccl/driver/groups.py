@@ -76,7 +76,7 @@ class Group:
                     raise UsageError(f"actor {known.id} is in group {self.name!r} already")
             for handle in handles:
                 actor = self._roster.actors[handle._actor_id.hex()] = Actor(handle)
-                self._roster.enlist(actor)
+                self._roster.enlist(actor, invited=True)
 
     def remove(self, actors: Sequence[Any]) -> None:
         """Has actors leave, after the calls that were made so far. The others go on without them."""
@@ -100,9 +100,12 @@ class Group:
             with self._roster.lock:
                 self._require_open()
                 self._admit()
-            members = {actor_of(peer) for peer in self._roster.status().members}
-            missing = [actor.id for actor in self._roster.present() if actor.id not in members]
+            status = self._roster.status()
+            members = {actor_of(peer) for peer in status.members}
+            listed = {key.removeprefix(agent.HANDLES) for key in status.entries}
+            missing = [actor.id for actor in self._roster.present() if actor.id not in members & listed]
             if not missing:
+                self._roster.forming = False
                 return
             if time.monotonic() >= ends:
                 raise RendezvousTimeoutError(
@@ -121,6 +124,11 @@ class Group:
             self._roster.actors.clear()  # or its handles would keep the actors alive
         if left:
             ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether it was made here, and not all of its actors are in its list yet."""
+        return self._roster.forming
 
     @property
     def is_destroyed(self) -> bool:
@@ -227,6 +235,7 @@ class Group:
     # ----------------------------------------------------------------------------------------------- inside
 
     def _owners(self, refs: Sequence[Any]) -> list[str]:
+        self._require_open()
         ids = owners(refs)
         for actor_id in ids:
             self._known(actor_id)

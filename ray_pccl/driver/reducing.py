@@ -37,6 +37,8 @@ class Member:
     def __init__(self, communicator: Communicator, tag: int) -> None:
         self.communicator = communicator
         self._tag = tag
+        self.patience_s: float | None = None
+        """How long to wait for all to enter; ``op_timeout_s`` if None."""
         self.failed_together = False
         """Whether the last operation failed: then it did so on everyone, or this peer is none any more."""
 
@@ -46,7 +48,7 @@ class Member:
         request = Request(kind, send, recv, tag=self._tag, **given)
         operations = self.communicator._operations()
         try:
-            return operations.run(request, None)
+            return operations.run(request, self.patience_s)
         except BaseException:
             self.failed_together = True
             raise

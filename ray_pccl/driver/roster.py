@@ -7,6 +7,7 @@ admits it first.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray_pccl.driver import agent
 from ray_pccl.driver.agent import GroupSpec
 from ray_pccl.driver.master import describe, find_master
-from ray_pccl.errors import RendezvousTimeoutError
+from ray_pccl.errors import RendezvousTimeoutError, UsageError
 from ray_pccl.types import GroupStatus
 
 log = logging.getLogger("ray_pccl.driver")
@@ -65,6 +66,8 @@ class Roster:
         self.lock = threading.RLock()
         self.actors = {actor.id: actor for actor in map(Actor, handles)}
         self.closed = False
+        self.forming = False
+        """Whether actors were asked to join for the first time, and not all are known to have."""
 
     def present(self) -> list[Actor]:
         """Those that are not gone for good."""
@@ -73,10 +76,22 @@ class Roster:
 
     def status(self) -> GroupStatus:
         """What the master knows of the group."""
-        for status in describe(self.spec.namespace):
+        for status in describe(self.spec.namespace, agent.HANDLES):
             if status.group == self.spec.name:
                 return status
         return GroupStatus(self.spec.name, 0, (), (), {})
+
+    def update(self, handles: Sequence[Any]) -> None:
+        """Takes over which actors are in the group by what its own list says, which other callers may have changed."""
+        with self.lock:
+            listed = {handle._actor_id.hex(): handle for handle in handles}
+            for actor_id, handle in listed.items():
+                known = self.actors.get(actor_id)
+                if known is None or known.state is State.DEAD:
+                    self.actors[actor_id] = Actor(handle)
+            for actor_id in [each for each in self.actors if each not in listed]:
+                if self.actors[actor_id].state is State.SEATED:
+                    del self.actors[actor_id]
 
     # ----------------------------------------------------------------------------------------------- joining
 
@@ -85,36 +100,42 @@ class Roster:
         with self.lock:
             actor = Actor(handle)
             self.actors[actor.id] = actor
+            self.forming = True
             self._await_behind({actor.id: self._ask_to_join(actor, rank)})
 
     def gather(self) -> None:
         """Asks all actors to join, for the first time: the group forms when all of them have."""
         with self.lock:
+            self.forming = True
             self._await_behind({actor.id: self._ask_to_join(actor) for actor in self.actors.values()})
 
     def _await_behind(self, asked: dict[str, Any]) -> None:
         threading.Thread(target=self._await_all, args=(asked,), name="ray_pccl-gather", daemon=True).start()
 
-    def enlist(self, actor: Actor) -> None:
-        """Asks an actor to join, again and again if need be, behind the caller's back."""
+    def enlist(self, actor: Actor, *, invited: bool) -> None:
+        """Asks an actor to join, again and again if need be, behind the caller's back.
+
+        `invited`: also if it was made to leave before.
+        """
         actor.state = State.AWAY
         actor.life += 1
-        threading.Thread(target=self._bring_in, args=(actor,), name="ray_pccl-enlist", daemon=True).start()
+        threading.Thread(target=self._bring_in, args=(actor, invited), name="ray_pccl-enlist", daemon=True).start()
 
     def lost(self, actor: Actor, life: int, reason: str) -> None:
         """An actor turned out to be lost, in this life of its."""
         with self.lock:
             if actor.state is State.SEATED and actor.life == life and not self.closed:
                 log.info("group %s: actor %s is lost: %s", self.spec.name, actor.id, reason)
-                self.enlist(actor)
+                self.enlist(actor, invited=False)
 
     def leave(self, actor: Actor) -> Any:
         """Asks an actor to leave, after the calls that were made so far."""
         return actor.ask(f"ray_pccl.leave({self.spec.name})", agent.leave, self.spec.name, self.spec.uid)
 
-    def _ask_to_join(self, actor: Actor, rank: int | None = None) -> Any:
+    def _ask_to_join(self, actor: Actor, rank: int | None = None, *, invited: bool = True) -> Any:
         # Also through restarts: an actor that is on its way back is to be asked when it is there.
-        return actor.ask(f"ray_pccl.join({self.spec.name})", agent.join, self.spec, rank, max_task_retries=-1)
+        call = functools.partial(agent.join, invited=invited)
+        return actor.ask(f"ray_pccl.join({self.spec.name})", call, self.spec, rank, max_task_retries=-1)
 
     def _await_all(self, asked: dict[str, Any]) -> None:
         """Sees who has not even begun to join, so that the others need not wait for the last call."""
@@ -134,14 +155,14 @@ class Roster:
             except Exception as error:  # then they wait for the last call
                 log.info("the master was not told that %d do not join %s: %s", missing, self.spec.name, error)
 
-    def _bring_in(self, actor: Actor) -> None:
+    def _bring_in(self, actor: Actor, invited: bool) -> None:
         while not self.closed and self.actors.get(actor.id) is actor:
             try:
-                self._await_room(actor, ray.get(self._ask_to_join(actor)))
+                self._await_room(actor, ray.get(self._ask_to_join(actor, invited=invited)))
                 return
             except ActorUnavailableError:
                 time.sleep(LOOK_S)
-            except RayActorError as error:
+            except (RayActorError, UsageError) as error:
                 log.info("group %s: actor %s is gone for good: %s", self.spec.name, actor.id, error)
                 actor.state = State.DEAD
                 return

@@ -20,12 +20,12 @@ class Slot:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is an array or a tensor of numbers, of numpy, torch or CuPy."""
+    """Whether it is an array or a dense tensor of numpy, torch or CuPy, and no more than that: no mask, no objects."""
     if isinstance(value, np.ndarray):
-        return not value.dtype.hasobject
+        return type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject
     torch = sys.modules.get("torch")  # where nobody imported torch, this is none of its tensors
     if torch is not None and isinstance(value, torch.Tensor):
-        return True
+        return bool(value.layout is torch.strided and not value.is_quantized)
     return hasattr(type(value), "__cuda_array_interface__")
 
 
