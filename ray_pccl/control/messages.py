@@ -103,6 +103,8 @@ class OpenVote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: VoteKind
     count: int
     timeout_s: float
+    only: tuple[str, ...] | None = None
+    """Whom to admit; all who wait, if not given."""
 
 
 # ---------------------------------------------------------------------------------------------- peer to master

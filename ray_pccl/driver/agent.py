@@ -7,6 +7,7 @@ this process's own state. An actor that was restarted is another process, which 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pickle
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from ray_pccl.control.messages import Failure
 from ray_pccl.descriptors import ReduceOp
@@ -25,7 +27,7 @@ from ray_pccl.driver.lanes import Lane
 from ray_pccl.driver.objects import StoreStats, actor_id, local_store
 from ray_pccl.errors import (
     CollectiveMismatchError,
-    InputFailedError,
+    NotConnectedError,
     OperationTimeoutError,
     PCCLError,
     PeerEvictedError,
@@ -67,10 +69,14 @@ class Call:
     caller: int
     """Names who calls: the tag of all its operations."""
     number: int
-    first: bool
-    """Whether it is the caller's first one for this actor since it joined."""
+    first: int
+    """The number of the caller's first call to this actor since it joined."""
     kind: str
     claim: Claim | None = None
+    peer: str = ""
+    """Whom the caller means: another process of the same actor does not take part."""
+    admits: tuple[str, ...] = ()
+    """The peers that an admission is for."""
     op: ReduceOp = ReduceOp.SUM
     retry: bool = True
     root: str = ""
@@ -83,28 +89,36 @@ class Seat:
 
     def __init__(self, spec: GroupSpec, rank: int | None) -> None:
         self.spec = spec
-        self.communicator = Communicator(
+        self._rank = rank
+        self.communicator = self._new_communicator()
+        self._joined: Future[None] | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._lock = threading.Lock()
+
+    def _new_communicator(self) -> Communicator:
+        spec = self.spec
+        return Communicator(
             spec.name,
             min_world_size=spec.min_world_size,
             max_world_size=spec.max_world_size,
-            rank=rank,
+            rank=self._rank,
             settings=spec.settings,
             namespace=spec.namespace,
             label=label_of(actor_id()),
             expected_world_size=spec.expected,
         )
-        self._joined: Future[None] | None = None
-        self._lanes: dict[int, Lane] = {}
-        self._lock = threading.Lock()
 
     def join(self) -> str:
         """Begins to join, if that is due, in a thread of its own. The id under which it does."""
         with self._lock:
             if self._joined is None or (self._joined.done() and not self._is_member()):
-                if self._joined is not None:
+                if self._joined is not None:  # another peer, whose id is known from the start
+                    self.communicator.close()
+                    self.communicator = self._new_communicator()
                     self._lanes.clear()
                 self._joined = Future()
-                threading.Thread(target=self._connect, args=(self._joined,), name="ray_pccl-join", daemon=True).start()
+                arguments = (self.communicator, self._joined)
+                threading.Thread(target=self._connect, args=arguments, name="ray_pccl-join", daemon=True).start()
             return self.communicator.peer_id
 
     def _is_member(self) -> bool:
@@ -113,17 +127,17 @@ class Seat:
         except PCCLError:
             return False
 
-    def _connect(self, joined: Future[None]) -> None:
+    def _connect(self, communicator: Communicator, joined: Future[None]) -> None:
         try:
-            self.communicator.connect()
+            communicator.connect()
             joined.set_result(None)
         except BaseException as error:
             joined.set_exception(error)
             return
         try:
             handle = ray.get_runtime_context().current_actor
-            self.communicator.store.set(SPEC, pickle.dumps(self.spec))
-            self.communicator.store.set(HANDLES + actor_id(), pickle.dumps(handle))
+            communicator.store.set(SPEC, pickle.dumps(self.spec))
+            communicator.store.set(HANDLES + actor_id(), pickle.dumps(handle))
         except PCCLError as error:
             log.warning("the group does not know the handle of this actor: %s", error)
 
@@ -196,10 +210,13 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
         if spec.uid in _left:
             raise UsageError(f"actor {actor_id()} was made to leave group {spec.name!r}")
         seat = _seats.get(spec.name)
-        if seat is None or seat.spec.uid != spec.uid:
-            if seat is not None:
-                seat.communicator.close()
+        old = seat if seat is not None and seat.spec.uid != spec.uid else None
+        if seat is None or old is not None:
             seat = _seats[spec.name] = Seat(spec, rank)
+    if old is not None:
+        old.communicator.close()
+    if internals.is_async_actor():
+        internals.await_calls()
     return seat.join()
 
 
@@ -221,10 +238,10 @@ def stats(actor: Any) -> StoreStats:
     return local_store().stats()
 
 
-def absent(actor: Any, reason: str) -> None:
-    """The result of an actor that does not take part."""
+def absent(actor: Any, lost: str, reason: str) -> None:
+    """The result where an actor does not take part."""
     del actor
-    raise actor_lost(actor_id(), reason)
+    raise actor_lost(lost, reason)
 
 
 def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
@@ -233,8 +250,9 @@ def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
     The ref is wrapped in a list, so that this runs also if its task failed: then the others are told at once.
     """
     del actor
+    _arrive(call)
     if internals.is_async_actor():
-        return internals.run_in_event_loop(_run_async(call, inputs))
+        return _run_async(call, inputs)
     try:
         value, failure = (ray.get(inputs[0]) if inputs else None), None
     except Exception as error:
@@ -264,25 +282,42 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
 # -------------------------------------------------------------------------------------------------------- inside
 
 
+def _seat_of(call: Call) -> Seat:
+    """The seat that the caller means; `ActorLostError` in a process that is not the one it knows."""
+    with _lock:
+        seat = _seats.get(call.spec.name)
+    if seat is None or seat.spec.uid != call.spec.uid or call.peer not in ("", seat.communicator.peer_id):
+        raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")
+    return seat
+
+
+def _arrive(call: Call) -> None:
+    """Later calls of the same caller wait for this one from now on, however long its value takes."""
+    _seat_of(call).lane(call.caller).arrive(call.number, call.first)
+
+
 def _anchor(call: Call) -> Any:
     return internals.second_return(call.claim.address) if call.claim is not None else None
 
 
 def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Any:
     me = actor_id()
-    with _lock:
-        seat = _seats.get(call.spec.name)
-    if seat is None or seat.spec.uid != call.spec.uid:
-        raise actor_lost(me, "it was restarted, and takes part again when it has joined anew")
+    seat = _seat_of(call)
     try:
-        member = reducing.Member(seat.member(), call.caller)
+        communicator = seat.member()
+    except PCCLError as error:
+        raise actor_lost(me, f"it could not join: {error}") from None
+    try:
+        member = reducing.Member(communicator, call.caller, call.number, call.places, retry=call.retry)
         strangers = [peer for peer in member.communicator.members if not peer.startswith(call.places)]
         if strangers and call.places:
             # Dead, most likely, and the caller knows it already. If not, nobody is to wait for them for long.
             member.patience_s = STRANGERS_S
         patience = seat.spec.settings.op_timeout_s
-        lane = seat.lane(call.caller)
-        with lane.turn(call.number, patience, lambda: _skip(member, me), first=call.first):
+        with seat.lane(call.caller).turn(call.number, patience):
+            if isinstance(failure, RayActorError) and failure.actor_id in (me, None):
+                communicator.close()  # the others go on without it
+                raise actor_lost(me, f"its value was lost with an earlier process of its: {failure}")
             if failure is not None:
                 _refuse(member, me, failure)
                 raise failure
@@ -294,7 +329,7 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
         raise UsageError(f"{text} ({error})") from None
     except ActorLostError:
         raise
-    except PeerEvictedError as error:
+    except (PeerEvictedError, NotConnectedError) as error:
         raise actor_lost(me, str(error)) from None
     except PeerLostError as error:
         lost = [actor for peer in error.details.get("peers", ()) if (actor := actor_of(peer)) is not None]
@@ -318,7 +353,7 @@ def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:
             case "barrier":
                 return reducing.barrier(member, retry=call.retry)
             case "admit":
-                return member.admit()
+                return member.admit(call.admits)
             case _:
                 raise UsageError(f"no such collective: {call.kind!r}")
     except Exception as error:
@@ -328,14 +363,16 @@ def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:
 
 
 def _refuse(member: reducing.Member, me: str, error: Exception) -> None:
-    """Has everyone else fail, where this actor can't take part. Its own error is another."""
+    """Has everyone else fail, where this actor can't take part. Its own error is another.
+
+    If the others have failed already, and explain to each other why, it listens.
+    """
     cause = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
     text = f"actor {me} has no value to contribute: {type(error).__name__}: {cause[-1]}"
     try:
         member.refuse(Failure("InputFailedError", text, {"actor": me}))
+    except CollectiveMismatchError:
+        with contextlib.suppress(PCCLError):
+            member.explain(None)
     except PCCLError as refusal:
         log.info("told the others: %s", refusal)
-
-
-def _skip(member: reducing.Member, me: str) -> None:
-    _refuse(member, me, InputFailedError("its call was lost", actor=me))

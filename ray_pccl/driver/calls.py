@@ -109,5 +109,5 @@ def allreduce(value: Any, op: ReduceOp = ReduceOp.SUM, *, group_name: str | None
     If a member dies, the others' result holds what the survivors contributed. For more than this, and for operations in
     flight together, use `get_communicator()`.
     """
-    member = reducing.Member(get_communicator(group_name), _IMPERATIVE_TAG)
+    member = reducing.Member(get_communicator(group_name), _IMPERATIVE_TAG, retry=True)
     return reducing.all_reduce(member, value, check_op(op), retry=True)

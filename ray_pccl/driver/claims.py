@@ -70,8 +70,8 @@ class Owner:
         self._ended: collections.deque[tuple[str, int]] = collections.deque()
         self._arrived: collections.deque[_Keeper] = collections.deque()
         self._keepers: dict[str, list[_Keeper]] = {}
-        self._untold: collections.deque[tuple[str, int]] = collections.deque(maxlen=REMEMBERED)
-        """Claims that ended before their actor had a connection."""
+        self._past: collections.deque[tuple[str, int]] = collections.deque(maxlen=REMEMBERED)
+        """Claims that ended lately: an actor that connects, for the first time or as another process, is told."""
         self._address = internals.own_address()
         self._making: list[Any] = []
         """Anchors of calls that have not ended: until then nothing but this holds them."""
@@ -130,6 +130,9 @@ class Owner:
             self._making.append(self._started.popleft())
         if not self._making:
             return
+        if not ray.is_initialized():  # or Ray would start itself
+            self._making = []
+            return
         try:
             _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
         except Exception as error:  # Ray was shut down
@@ -141,18 +144,15 @@ class Owner:
             keeper = self._arrived.popleft()
             self._keepers.setdefault(keeper.actor_id, []).append(keeper)
             self._selector.register(keeper.sock, selectors.EVENT_READ, keeper)
-            early, self._untold = self._untold, collections.deque(maxlen=REMEMBERED)
-            self._ended.extendleft(reversed(early))
+            self._free(keeper, [number for actor_id, number in self._past if actor_id == keeper.actor_id])
         unwanted: dict[str, list[int]] = {}
         while self._ended:
             actor_id, number = self._ended.popleft()
             self._wanted.discard(number)
-            if actor_id in self._keepers:
-                unwanted.setdefault(actor_id, []).append(number)
-            else:
-                self._untold.append((actor_id, number))
+            self._past.append((actor_id, number))
+            unwanted.setdefault(actor_id, []).append(number)
         for actor_id, numbers in unwanted.items():
-            for keeper in list(self._keepers[actor_id]):
+            for keeper in list(self._keepers.get(actor_id, ())):
                 self._free(keeper, numbers)
 
     def _serve(self, keeper: _Keeper) -> None:
@@ -247,8 +247,8 @@ class Duty:
     def keep(self, number: int) -> bool:
         """Whether the value of this claim is still wanted; if so, its end will be told."""
         with self._lock:
-            if number in self._unwanted:
-                del self._unwanted[number]
+            if number in self._unwanted or self.over:
+                self._unwanted.pop(number, None)
                 return False
             self._held.add(number)
             return True

@@ -15,6 +15,7 @@ from ray_pccl.driver.agent import GroupSpec
 from ray_pccl.driver.groups import Group, check_actors
 from ray_pccl.driver.master import describe, start_master
 from ray_pccl.driver.objects import StoreStats
+from ray_pccl.driver.roster import session
 from ray_pccl.errors import UsageError
 from ray_pccl.peer.communicator import Communicator
 from ray_pccl.settings import Settings
@@ -101,8 +102,8 @@ def group_of(actor_ids: Sequence[str], group: Group | str | None) -> Group:
     if group is not None:
         return get_group(group)
     with _lock:
-        session = _session()
-        known = [each for (of, _, _), each in _groups.items() if of == session and not each.is_destroyed]
+        here = session()
+        known = [each for (of, _, _), each in _groups.items() if of == here and not each.is_destroyed]
     found = [each for each in known if any(actor_id in each._roster.actors for actor_id in actor_ids)]
     if not found:
         found = [
@@ -125,7 +126,7 @@ def only_group(group: Group | str | None) -> Group:
     if group is not None:
         return get_group(group)
     with _lock:
-        known = [each for (of, _, _), each in _groups.items() if of == _session() and not each.is_destroyed]
+        known = [each for (of, _, _), each in _groups.items() if of == session() and not each.is_destroyed]
     if len(known) != 1:
         names = ", ".join(repr(each.name) for each in known) or "none"
         raise UsageError(f"say which group is meant: this process knows {names}")
@@ -246,12 +247,5 @@ def _require_unused(name: str, namespace: str | None) -> None:
         raise UsageError(f"there is a group {name!r} already: use get_group({name!r}), or destroy() it first")
 
 
-def _session() -> str:
-    """Names the Ray that this process is connected to: what another one left behind does not count."""
-    if not ray.is_initialized():
-        raise UsageError("Ray is not running in this process: call ray.init() first")
-    return ray.get_runtime_context().get_worker_id()
-
-
 def _key(name: str, namespace: str | None) -> tuple[str, str | None, str]:
-    return _session(), namespace, name
+    return session(), namespace, name

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-import select
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from ray_pccl.ring import dialing
 
 log = logging.getLogger("ray_pccl.objects")
 
+MAX_STRANGERS = 64
+"""How many may be proving the key at a time."""
+_RETRY_S = 0.1
 Service = Callable[[dialing.Meeting, str], None]
 
 
@@ -51,14 +55,23 @@ class Desk:
         self._listeners, address = dialing.listen(f"desk-{token}", host)
         self.contact = Contact(token, str(address), secrets.token_bytes(32))
         self.services: dict[str, Service] = {}
+        self._strangers = threading.Semaphore(MAX_STRANGERS)
         threading.Thread(target=self._serve, name="ray_pccl-desk", daemon=True).start()
 
     def _serve(self) -> None:
+        selector = selectors.DefaultSelector()
+        for listener in self._listeners:
+            selector.register(listener, selectors.EVENT_READ)
         while True:
-            ready, _, _ = select.select(self._listeners, [], [])
-            for listener in ready:
-                sock, _ = listener.accept()
-                threading.Thread(target=self._receive, args=(sock,), name="ray_pccl-guest", daemon=True).start()
+            for key, _ in selector.select():
+                self._strangers.acquire()
+                try:
+                    sock, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                    threading.Thread(target=self._receive, args=(sock,), name="ray_pccl-guest", daemon=True).start()
+                except (OSError, RuntimeError) as error:  # no descriptor or no thread is left, for the moment
+                    log.warning("a connection could not be accepted: %s", error)
+                    self._strangers.release()
+                    time.sleep(_RETRY_S)
 
     def _receive(self, sock: socket.socket) -> None:
         try:
@@ -66,6 +79,8 @@ class Desk:
         except (OSError, ProtocolError, AuthenticationError) as error:
             log.info("somebody without the key came: %s", error)
             return
+        finally:
+            self._strangers.release()
         service, _, wish = meeting.peer_id.partition(" ")
         serve = self.services.get(service)
         if serve is None:

@@ -182,30 +182,41 @@ class Group:
     def _over(self, kind: str, refs: Sequence[Any], on_loss: str, **given: Any) -> list[Any]:
         retry = _retries(on_loss)
         ids = self._owners(refs)
-        self._require_all(set(ids), kind)
-        with self._roster.lock:
-            inputs = [(self._known(actor_id), [ref]) for actor_id, ref in zip(ids, refs, strict=True)]
-            return self._submit(kind, inputs, retry=retry, **given)
+        while True:
+            self._require_all(set(ids), kind)
+            with self._roster.lock:
+                if self._left_out(set(ids)):
+                    continue  # it has come back at this very moment
+                inputs = [(self._known(actor_id), [ref]) for actor_id, ref in zip(ids, refs, strict=True)]
+                return self._submit(kind, inputs, retry=retry, **given)
 
     def _submit(self, kind: str, inputs: Sequence[tuple[Actor, list[Any]]], **given: Any) -> list[Any]:
         """Makes the call on all actors, and returns the refs of its results. Under the lock."""
         self._require_open()
         self._admit()
-        places = tuple(label_of(actor.id) for actor, _ in inputs if actor.state is State.SEATED)
+        absent = [actor for actor, _ in inputs if actor.state is not State.SEATED]
+        if absent and not given.get("retry", True):
+            reason = f"it is {absent[0].state.value}, and the call was not to go on without it"
+            name = f"ray_pccl.{kind}({self.name})"
+            return [actor.ask(name, agent.absent, absent[0].id, reason, max_task_retries=0) for actor, _ in inputs]
+        places = tuple(label_of(actor.id) for actor, _ in inputs)
         number, self._number = self._number, self._number + 1
         name = f"ray_pccl.{kind}({self.name})"
         results, owner = [], local_owner()
         for actor, refs in inputs:
             if actor.state is State.SEATED:
                 claim = owner.claim()
-                call = Call(self._roster.spec, self._caller, number, actor.is_new, kind, claim, places=places, **given)
-                actor.is_new = False
-                result, anchor = actor.ask(name, agent.run, call, refs, num_returns=2)
+                first = number if actor.first is None else actor.first
+                call = Call(
+                    self._roster.spec, self._caller, number, first, kind, claim, actor.peer_id, places=places, **given
+                )
+                result, anchor = actor.ask(name, agent.run, call, refs, num_returns=2, max_task_retries=0)
+                actor.first = first
                 owner.bind(claim, anchor, actor.id)
                 results.append(result)
             else:
                 reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
-                results.append(actor.ask(name, agent.absent, reason))
+                results.append(actor.ask(name, agent.absent, actor.id, reason, max_task_retries=0))
         self._follow([actor for actor, _ in inputs], results)
         return results
 
@@ -218,17 +229,20 @@ class Group:
         number, self._number = self._number, self._number + 1
         results = []
         for actor in seated:
-            call = Call(self._roster.spec, self._caller, number, actor.is_new, "admit")
-            actor.is_new = False
-            results.append(actor.ask(f"ray_pccl.admit({self.name})", agent.run, call, []))
+            first = number if actor.first is None else actor.first
+            admits = tuple(each.peer_id for each in waiting)
+            call = Call(self._roster.spec, self._caller, number, first, "admit", None, actor.peer_id, admits)
+            name = f"ray_pccl.admit({self.name})"
+            results.append(actor.ask(name, agent.run, call, [], max_task_retries=0))
+            actor.first = first
         self._follow(seated, results)
         for actor in waiting:
-            actor.state = State.SEATED
+            actor.state, actor.votes = State.SEATED, results
 
     def _follow(self, actors: Sequence[Actor], results: Sequence[Any]) -> None:
         def on_loss(actor: Actor) -> Any:
-            life = actor.life
-            return lambda reason: self._roster.lost(actor, life, reason)
+            life, asked = actor.life, actor.state is State.SEATED
+            return lambda reason: self._roster.lost(actor, life, reason) if asked else None
 
         _watch.follow([(result, actor.id, on_loss(actor)) for actor, result in zip(actors, results, strict=True)])
 
@@ -251,23 +265,28 @@ class Group:
         if self._roster.closed:
             raise UsageError(f"group {self.name!r} was destroyed: make a new one with create_group()")
 
+    def _left_out(self, given: set[str]) -> list[Actor]:
+        with self._roster.lock:
+            return [
+                actor
+                for actor in self._roster.actors.values()
+                if actor.id not in given and actor.state in (State.SEATED, State.WAITING)
+            ]
+
     def _require_all(self, given: set[str], kind: str) -> None:
         """A member of which no ref was given would be waited for in vain."""
         ends = time.monotonic() + _GONE_S
         while True:
-            with self._roster.lock:
-                missing = [
-                    actor
-                    for actor in self._roster.actors.values()
-                    if actor.id not in given and actor.state in (State.SEATED, State.WAITING)
-                ]
+            missing = self._left_out(given)
             if not missing:
                 return
-            members = {actor_of(peer) for peer in self._roster.status().members}
+            status = self._roster.status()
+            members = {actor_of(peer) for peer in status.members}
+            here = members | {actor_of(peer) for peer in status.waiting}
             for actor in missing:
-                if actor.id not in members:
+                if members and actor.id not in here:
                     self._roster.lost(actor, actor.life, "it is no member any more")
-            still = [actor.id for actor in missing if actor.id in members]
+            still = [actor.id for actor in missing if not members or actor.id in here]
             if still and time.monotonic() >= ends:
                 raise UsageError(
                     f"{kind} over group {self.name!r} needs a ref of each of its actors: none was given of "

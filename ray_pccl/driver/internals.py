@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -63,12 +64,28 @@ def is_async_actor() -> bool:
     return bool(_worker().core_worker.current_actor_is_asyncio())
 
 
-def run_in_event_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine in the actor's event loop. Other calls of the actor go on meanwhile."""
-    from ray._raylet import PythonFunctionDescriptor  # type: ignore[attr-defined]
+async def _await_call(actor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`__ray_call__` as a coroutine."""
+    result = function(actor, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
 
-    where = PythonFunctionDescriptor("ray_pccl", "collective", "")
-    return _worker().core_worker.run_async_func_or_coro_in_event_loop(coroutine, where, "", is_actor_task=True)
+
+def await_calls() -> None:
+    """In an async actor: has Ray run `__ray_call__` in the event loop, where it may wait. Once is enough.
+
+    To wait inside of it where Ray runs it, in a fiber, would leave Python frames on a stack that other calls share: two
+    of them at a time end the process.
+    """
+    manager = _worker().function_actor_manager
+
+    async def executor(actor: Any, *args: Any, **kwargs: Any) -> Any:
+        return await _await_call(actor, *args, **kwargs)
+
+    executor.name, executor.method = "__ray_call__", _await_call  # type: ignore[attr-defined]
+    for table in (manager._function_execution_info, manager.execution_infos):
+        for key, info in list(table.items()):
+            if getattr(getattr(info, "function", None), "name", "") == "__ray_call__":
+                table[key] = info._replace(function=executor)
 
 
 def error_in(ref: Any) -> BaseException | None:

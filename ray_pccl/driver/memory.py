@@ -28,13 +28,16 @@ class Pool:
         self._idle: dict[int, deque[tuple[float, Bytes]]] = {}
         self._idle_bytes = 0
         self._lock = threading.RLock()  # a collection of garbage may bring a block back while we hold it
-        self._timer: threading.Timer | None = None
+        self._thread: threading.Thread | None = None
 
     def empty(self, size: int) -> Bytes:
         """So many bytes, of which the contents are anything."""
         if size < POOLED_BYTES:
             return np.empty(size, np.uint8)
         with self._lock:
+            if self._thread is None:  # here, and not in a finalizer, which may run anywhere
+                self._thread = threading.Thread(target=self._expire, name="ray_pccl-memory", daemon=True)
+                self._thread.start()
             idle = self._idle.get(size)
             block = idle.pop()[1] if idle else None
             self._idle_bytes -= size if block is not None else 0
@@ -51,14 +54,15 @@ class Pool:
                 return
             self._idle.setdefault(len(block), deque()).append((time.monotonic(), block))
             self._idle_bytes += len(block)
-            if self._timer is None:
-                self._timer = threading.Timer(IDLE_S, self._expire)
-                self._timer.daemon = True
-                self._timer.start()
 
     def _expire(self) -> None:
-        """Lets go of what nobody has used for a while."""
-        before = time.monotonic() - IDLE_S
+        """Lets go of what nobody has used for a while, again and again."""
+        while True:
+            time.sleep(IDLE_S)
+            self.purge(time.monotonic() - IDLE_S)
+
+    def purge(self, before: float) -> None:
+        """Lets go of what nobody has used since then."""
         with self._lock:
             for size, idle in list(self._idle.items()):
                 while idle and idle[0][0] <= before:
@@ -66,10 +70,6 @@ class Pool:
                     self._idle_bytes -= size
                 if not idle:
                     del self._idle[size]
-            self._timer = threading.Timer(IDLE_S, self._expire) if self._idle else None
-            if self._timer is not None:
-                self._timer.daemon = True
-                self._timer.start()
 
 
 results = Pool()

@@ -63,7 +63,10 @@ def unbox(ticket: Ticket, anchor: Any) -> Any:
     """The value of a ticket. If its holder is gone it *returns* the error, which Ray raises then as it is."""
     del anchor  # it has come along only so that Ray counts it
     if ticket.holder.token == local_desk().contact.token:
-        return put_together(ticket.skeleton, local_store().tensors(ticket.name))
+        try:
+            return put_together(ticket.skeleton, local_store().tensors(ticket.name))
+        except KeyError:
+            return actor_lost(ticket.actor_id, "it held a value, which was freed")
     try:
         tensors = fetch(ticket.holder, ticket.name, ticket.forms)
     except OSError as error:
@@ -79,6 +82,7 @@ class ObjectStore:
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self._duties: dict[str, Duty] = {}
+        self._dialing = threading.Lock()
         self._lock = threading.RLock()
         serve(self.tensors)
 
@@ -118,9 +122,10 @@ class ObjectStore:
             return StoreStats(len(self._sizes), self._bytes)
 
     def _duty(self, owner: Contact) -> Duty:
-        with self._lock:
+        with self._dialing:  # not the other lock: an owner may be slow to answer
             duty = self._duties.get(owner.token)
             if duty is None or duty.over:
+                self._duties = {token: each for token, each in self._duties.items() if not each.over}
                 duty = self._duties[owner.token] = Duty(owner, actor_id(), self._drop)
             return duty
 

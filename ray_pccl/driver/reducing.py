@@ -28,15 +28,28 @@ from ray_pccl.ring.tensors import Operand, as_input, as_output
 
 SHARED_BYTES = 1 << 18
 """Leaves up to this size share a buffer."""
+OPERATIONS_A_CALL = 1 << 12
 _SIGNATURE_BITS = 62
 
 
-class Member:
-    """A communicator, and the tag under which the collectives of one caller run."""
+Description = tuple[list[tuple[str, str]], list[tuple[str, str]]]
 
-    def __init__(self, communicator: Communicator, tag: int) -> None:
+
+class Member:
+    """A communicator in one call: the tag of its caller, and the number of the call.
+
+    Every operation carries the call's number: members that take part in different calls get a mismatch. Each call's
+    operations are numbered from a number of its own on, so that no call has to suffer for what befell another.
+    """
+
+    def __init__(
+        self, communicator: Communicator, tag: int, call: int | None = None, places: Sequence[str] = (), *, retry: bool
+    ) -> None:
         self.communicator = communicator
         self._tag = tag
+        self._call = call
+        self._due = () if retry else tuple(places)
+        """Whose contributions must be in every operation."""
         self.patience_s: float | None = None
         """How long to wait for all to enter; ``op_timeout_s`` if None."""
         self.failed_together = False
@@ -45,18 +58,25 @@ class Member:
     def run(self, kind: Kind, send: Operand | None, recv: Operand | None, **given: Any) -> ReduceInfo:
         """One operation."""
         self.failed_together = False
+        if self._call is not None:
+            given["signature"] = _mixed(given.get("signature", 0), self._call)
+            given["floor"] = self._call * OPERATIONS_A_CALL
         request = Request(kind, send, recv, tag=self._tag, **given)
         operations = self.communicator._operations()
         try:
-            return operations.run(request, self.patience_s)
+            info = operations.run(request, self.patience_s)
+            missing = [place for place in self._due if not any(peer.startswith(place) for peer in info.contributors)]
+            if missing:
+                raise PeerLostError(f"{', '.join(missing)} did not take part", peers=missing, reason="it was lost")
+            return info
         except BaseException:
             self.failed_together = True
             raise
 
-    def admit(self) -> None:
-        """Lets those in who wait: all members vote for it at this point of their calls."""
+    def admit(self, only: tuple[str, ...]) -> None:
+        """Lets these peers in, if they wait: all members vote for it at this point of their calls."""
         self.failed_together = True  # who does not vote is waited for, and named
-        self.communicator._vote(VoteKind.UPDATE_TOPOLOGY, self.communicator._settings.op_timeout_s)
+        self.communicator._vote(VoteKind.UPDATE_TOPOLOGY, self.communicator._settings.op_timeout_s, only)
 
     def refuse(self, failure: Failure) -> None:
         """Fails the operation that the others are in, with this error on everyone."""
@@ -71,6 +91,10 @@ class Member:
         theirs = np.empty(world * len(mine), np.uint8)
         info = self.run(Kind.ALL_GATHER, as_input(mine), as_output(theirs))
         return dict(zip(info.contributors, theirs.reshape(world, len(mine)), strict=True))
+
+    def explain(self, description: Description | None) -> dict[str, Any]:
+        """After a mismatch: shows what this member has, and what all others have. Everyone does so."""
+        return self.all_gather_objects(description)
 
     def all_gather_objects(self, mine: Any) -> dict[str, Any]:
         """Everyone's object, by id."""
@@ -110,11 +134,11 @@ class Nest:
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         self.signature = int.from_bytes(digest, "little") >> (64 - _SIGNATURE_BITS)
 
-    def description(self) -> list[tuple[str, str]]:
-        """Every part of the nest, and what it is: what members compare to find where they differ."""
+    def description(self) -> Description:
+        """The structure, and every leaf: what members compare to find where they differ."""
         tensors = zip(self.places, self.forms, strict=True)
         leaves = [(f"leaf {path}" if path else "the value", _shape_of(form)) for path, form in tensors]
-        return [("the structure", line) for line in self._lines] + leaves
+        return [("the structure", line) for line in self._lines], leaves
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """A nest like this one, of other tensors: numbers become numbers again."""
@@ -174,8 +198,8 @@ def _reduce_bucket(
         return member.run(kind, send, recv, signature=nest.signature, **given)
     inputs = [as_input(nest.tensors[index]) for index in bucket]
     outputs = [as_output(outs[index]) for index in bucket]
-    datatype = inputs[0].datatype if inputs else DataType.UINT8
-    packed = np.concatenate([operand.array for operand in inputs]) if inputs else np.empty(0, np.uint8)
+    datatype = inputs[0].datatype if inputs else DataType.FLOAT
+    packed = np.concatenate([operand.array for operand in inputs]) if inputs else np.empty(0, np.float32)
     whole = Operand(packed, packed, datatype, packed.shape)
     result = np.empty_like(packed)
     info = member.run(kind, whole, Operand(result, result, datatype, result.shape), signature=nest.signature, **given)
@@ -276,6 +300,11 @@ def barrier(member: Member, *, retry: bool) -> None:
 # -------------------------------------------------------------------------------------------------------- inside
 
 
+def _mixed(signature: int, call: int) -> int:
+    text = f"{signature} {call}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - _SIGNATURE_BITS)
+
+
 def _broadcast(member: Member, memory: Any, root: str) -> None:
     member.run(Kind.BROADCAST, as_input(memory), None, output=memory, root=root, retry=True)
 
@@ -295,20 +324,25 @@ def _in_one_world(attempt: Callable[[], Any], *, retry: bool) -> Any:
 def _explained(member: Member, nest: Nest, mismatch: CollectiveMismatchError) -> PCCLError:
     """The mismatch, with the leaf in which members differ: everyone is here, and shows what it has."""
     try:
-        descriptions = member.all_gather_objects(nest.description())
+        descriptions = member.explain(nest.description())
     except PCCLError:
         return mismatch
+    descriptions = {peer: description for peer, description in descriptions.items() if description}
     (first, expected), *others = descriptions.items()
     for peer, description in others:
-        for (where, what), (_, other) in zip_longest(expected, description, fillvalue=("", "nothing")):
-            if what != other:
-                text = f"actors do not agree: {where} is {what} at {first}, but {other} at {peer}"
-                return CollectiveMismatchError(text, calls={first: what, peer: other})
+        for mine, theirs in zip(expected, description, strict=True):
+            for (where, what), (_, other) in zip_longest(mine, theirs, fillvalue=("the structure", "nothing more")):
+                if what != other:
+                    text = f"actors do not agree: {where} is {what} at {first}, but {other} at {peer}"
+                    return CollectiveMismatchError(text, calls={first: what, peer: other})
     return mismatch
 
 
 def _place_of(peer_id: str, places: Sequence[str]) -> int:
-    return next(index for index, place in enumerate(places) if peer_id.startswith(place))
+    for index, place in enumerate(places):
+        if peer_id.startswith(place):
+            return index
+    raise WorldChangedError(f"{peer_id} is in the group, and was not called: use get_group() again")
 
 
 def _restored(meta: tuple[Any, Sequence[Form]], row: Bytes) -> Any:

@@ -20,12 +20,15 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray_pccl.driver import agent
 from ray_pccl.driver.agent import GroupSpec
 from ray_pccl.driver.master import describe, find_master
-from ray_pccl.errors import RendezvousTimeoutError, UsageError
+from ray_pccl.errors import MasterError, UsageError
 from ray_pccl.types import GroupStatus
 
 log = logging.getLogger("ray_pccl.driver")
 
 LOOK_S = 0.02
+SLOWLY_S = 0.3
+AGAIN_S = 1.0
+"""How long to wait for an actor that was asked to join: it may have been restarted since."""
 
 
 class State(enum.Enum):
@@ -50,12 +53,25 @@ class Actor:
         self.state = State.SEATED
         self.life = 0
         """How often it was lost: what an earlier life left behind says nothing about this one."""
-        self.is_new = True
-        """Whether it has had no call from here since it joined."""
+        self.peer_id = ""
+        """Its peer in this life, once it is known."""
+        self.past: set[str] = set()
+        """Its peers in earlier lives."""
+        self.votes: list[Any] = []
+        """Of those who were to let it in: it may not have waited any more, or not yet again, when they were counted."""
+        self.first: int | None = None
+        """The number of the first call that it had from here since it joined."""
 
     def ask(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
         """Runs one of the agent's functions in the actor, under a name that Ray's task list shows."""
         return self.handle.__ray_call__.options(name=name, **options).remote(function, *args)
+
+
+def session() -> str:
+    """Names the Ray that this process is connected to: what another one left behind does not count."""
+    if not ray.is_initialized():
+        raise UsageError("Ray is not running in this process: call ray.init() first")
+    return str(ray.get_runtime_context().get_worker_id())
 
 
 class Roster:
@@ -66,6 +82,8 @@ class Roster:
         self.lock = threading.RLock()
         self.actors = {actor.id: actor for actor in map(Actor, handles)}
         self.closed = False
+        self._session = session()
+        threading.Thread(target=self._keep_looking, name="ray_pccl-roster", daemon=True).start()
         self.forming = False
         """Whether actors were asked to join for the first time, and not all are known to have."""
 
@@ -119,6 +137,9 @@ class Roster:
         """
         actor.state = State.AWAY
         actor.life += 1
+        if actor.peer_id:
+            actor.past.add(actor.peer_id)
+        actor.peer_id, actor.votes = "", []
         threading.Thread(target=self._bring_in, args=(actor, invited), name="ray_pccl-enlist", daemon=True).start()
 
     def lost(self, actor: Actor, life: int, reason: str) -> None:
@@ -126,7 +147,54 @@ class Roster:
         with self.lock:
             if actor.state is State.SEATED and actor.life == life and not self.closed:
                 log.info("group %s: actor %s is lost: %s", self.spec.name, actor.id, reason)
+                self._give_up(actor)
                 self.enlist(actor, invited=False)
+
+    def _give_up(self, actor: Actor) -> None:
+        """It may live, and be waited for by the others, in calls that it will not get."""
+        if actor.peer_id:
+            try:
+                find_master(self.spec.namespace).evict.remote(actor.peer_id, "the driver of its group lost it")
+            except MasterError as error:
+                log.info("group %s: peer %s was not put out: %s", self.spec.name, actor.peer_id, error)
+
+    def look(self) -> None:
+        """Sees who is no member any more, though nobody has called it since."""
+        with self.lock:
+            seated = [
+                (actor, actor.life, actor.peer_id, _are_ready(actor.votes))
+                for actor in self.actors.values()
+                if actor.state is State.SEATED
+            ]
+        status = self.status()
+        if not status.members:
+            return
+        known = {*status.members, *status.waiting}
+        for actor, life, peer_id, voted in seated:
+            if not peer_id:
+                continue
+            if peer_id not in known:
+                self.lost(actor, life, "it is no member any more")
+            elif voted and peer_id in status.waiting:
+                self.lost(actor, life, "it did not wait yet when it was to be admitted")
+            elif voted:
+                actor.votes = []
+
+    def _keep_looking(self) -> None:
+        while self._is_live():
+            time.sleep(SLOWLY_S)
+            try:
+                self.look()
+            except Exception as error:  # the master is away, or Ray itself
+                log.info("group %s: nobody could look: %s", self.spec.name, error)
+
+    def _seat(self, status: GroupStatus) -> None:
+        """A group that has formed anew has all its members at once: no call must leave one of them out."""
+        peers = {agent.actor_of(peer): peer for peer in status.members}
+        for actor in self.actors.values():
+            peer = peers.get(actor.id)
+            if peer is not None and peer not in actor.past and actor.state in (State.AWAY, State.WAITING):
+                actor.state, actor.first, actor.peer_id = State.SEATED, None, peer
 
     def leave(self, actor: Actor) -> Any:
         """Asks an actor to leave, after the calls that were made so far."""
@@ -140,9 +208,10 @@ class Roster:
     def _await_all(self, asked: dict[str, Any]) -> None:
         """Sees who has not even begun to join, so that the others need not wait for the last call."""
         missing = 0
+        peers: dict[str, str] = {}
         for actor_id, joined in asked.items():
             try:
-                ray.get(joined)
+                peers[actor_id] = ray.get(joined)
             except Exception as error:  # the actor is gone, or Ray is
                 log.info("actor %s does not join group %s: %s", actor_id, self.spec.name, error)
                 missing += 1
@@ -154,12 +223,34 @@ class Roster:
                 ray.get(find_master(self.spec.namespace).expect.remote(self.spec.name, self.spec.expected - missing))
             except Exception as error:  # then they wait for the last call
                 log.info("the master was not told that %d do not join %s: %s", missing, self.spec.name, error)
+        self._await_formed(peers)
+
+    def _await_formed(self, peers: dict[str, str]) -> None:
+        """Sees who was late: the group has formed without it, and has to admit it."""
+        while peers and self._is_live():
+            status = self.status()
+            with self.lock:
+                for actor_id, peer_id in list(peers.items()):
+                    actor = self.actors.get(actor_id)
+                    if actor is None or actor.life:
+                        del peers[actor_id]
+                    elif peer_id in status.members:
+                        actor.peer_id = peer_id
+                        del peers[actor_id]
+                    elif peer_id in status.waiting and status.members:
+                        del peers[actor_id]
+                        self.enlist(actor, invited=False)
+            time.sleep(SLOWLY_S)
+
+    def _is_live(self) -> bool:
+        """Whether the group is, and the Ray in which it was made."""
+        return not self.closed and ray.is_initialized() and session() == self._session
 
     def _bring_in(self, actor: Actor, invited: bool) -> None:
-        while not self.closed and self.actors.get(actor.id) is actor:
+        while self._is_live() and self.actors.get(actor.id) is actor:
             try:
-                self._await_room(actor, ray.get(self._ask_to_join(actor, invited=invited)))
-                return
+                if self._await_room(actor, ray.get(self._ask_to_join(actor, invited=invited))):
+                    return
             except ActorUnavailableError:
                 time.sleep(LOOK_S)
             except (RayActorError, UsageError) as error:
@@ -168,21 +259,28 @@ class Roster:
                 return
             except Exception as error:  # the master is away, or Ray itself
                 log.info("group %s: actor %s is asked again: %s", self.spec.name, actor.id, error)
-                if not ray.is_initialized():
-                    return
-                time.sleep(LOOK_S)
+                time.sleep(SLOWLY_S)
 
-    def _await_room(self, actor: Actor, peer_id: str) -> None:
-        """Waits until the master knows that the actor wants in."""
-        ends = time.monotonic() + self.spec.settings.join_timeout_s
-        while time.monotonic() < ends and not self.closed:
+    def _await_room(self, actor: Actor, peer_id: str) -> bool:
+        """Waits for a while until the actor is a member; False if it has to be asked again.
+
+        While it waits at the master, which a call ends, this looks after it: its time there may run out.
+        """
+        ends = time.monotonic() + AGAIN_S
+        while self._is_live() and self.actors.get(actor.id) is actor:
             status = self.status()
             with self.lock:
-                if peer_id in status.members:
-                    actor.state, actor.is_new = State.SEATED, True
-                    return
+                self._seat(status)
+                if actor.state is State.SEATED:
+                    return True
                 if peer_id in status.waiting and status.members:
-                    actor.state, actor.is_new = State.WAITING, True
-                    return
-            time.sleep(LOOK_S)
-        raise RendezvousTimeoutError(f"the master does not know peer {peer_id}")
+                    actor.state, actor.first, actor.peer_id = State.WAITING, None, peer_id
+                elif actor.state is State.WAITING or time.monotonic() >= ends:
+                    actor.state, actor.peer_id = State.AWAY, ""
+                    return False
+            time.sleep(LOOK_S if actor.state is State.AWAY else SLOWLY_S)
+        return True
+
+
+def _are_ready(refs: list[Any]) -> bool:
+    return bool(refs) and len(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) == len(refs)

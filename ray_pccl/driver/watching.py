@@ -76,6 +76,8 @@ class Watch:
             pending[result] = (actor_id, on_loss)
 
     def _look(self, pending: dict[Any, tuple[str, Loss]]) -> None:
+        if not ray.is_initialized():  # or Ray would start itself
+            pending.clear()
         if not pending:
             return
         refs = list(pending)

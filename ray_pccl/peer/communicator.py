@@ -313,10 +313,10 @@ class Communicator(Collectives):
             membership.require_member()
         return membership.view
 
-    def _vote(self, kind: VoteKind, timeout_s: float) -> bool:
+    def _vote(self, kind: VoteKind, timeout_s: float, only: tuple[str, ...] | None = None) -> bool:
         patience = check_timeout(timeout_s, f"{kind.value}()")
         connection = self._connected()
-        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now)))
+        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only)))
 
     def _query(self, what: Question) -> Reply:
         connection = self._connected()

@@ -198,12 +198,14 @@ class Membership:
         """The peer wants in, within this time."""
         self._join_ends = now + timeout_s
 
-    def vote(self, kind: VoteKind, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
-        """The peer enters a call in which all members meet."""
+    def vote(
+        self, kind: VoteKind, timeout_s: float, now: float, only: tuple[str, ...] | None = None
+    ) -> tuple[Hashable, list[Effect]]:
+        """The peer enters a call in which all members meet, and which may admit others: `only` these, if given."""
         self.require_member()
         if kind in self._votes:
             raise UsageError(f"{kind.value}() of group {self.identity.group!r} is running in another thread already")
-        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s)
+        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s, only)
         self._votes[kind] = _Call(Vote(vote), now + timeout_s + SLACK_S)
         self._polled = now
         return kind, [Send(Vote(vote))]

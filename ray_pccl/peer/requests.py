@@ -55,6 +55,7 @@ class Request:
         output: Any = None,
         signature: int = 0,
         refusal: Failure | None = None,
+        floor: int = 0,
     ) -> None:
         self.kind = kind
         self.send = send
@@ -65,6 +66,7 @@ class Request:
         self._root = root
         self._signature = signature
         self._refusal = refusal
+        self.floor = floor
         self.root_id = ""
         self._given = send
         self._output = output

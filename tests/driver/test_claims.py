@@ -35,6 +35,7 @@ def scope(monkeypatch: pytest.MonkeyPatch) -> Scope:
     monkeypatch.setattr(internals, "on_out_of_scope", scope.watch)
     monkeypatch.setattr(internals, "own_address", lambda: b"")
     monkeypatch.setattr(claims.ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(claims.ray, "is_initialized", lambda: True)
     return scope
 
 
@@ -111,7 +112,7 @@ def test_claims_that_ended_early_are_not_remembered_for_ever(scope: Scope, monke
         owner.end(owner.claim().number, ACTOR)
     eventually(lambda: 199 in duty._unwanted or 200 in duty._unwanted)
     assert len(duty._unwanted) == 10
-    assert len(owner._untold) == 10
+    assert len(owner._past) == 10
 
 
 def test_what_ended_while_the_connection_was_broken_is_freed_when_it_is_there_again(scope: Scope) -> None:
