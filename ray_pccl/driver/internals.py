@@ -77,15 +77,13 @@ def await_calls() -> None:
     of them at a time end the process.
     """
     manager = _worker().function_actor_manager
-
-    async def executor(actor: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _await_call(actor, *args, **kwargs)
-
-    executor.name, executor.method = "__ray_call__", _await_call  # type: ignore[attr-defined]
     for table in (manager._function_execution_info, manager.execution_infos):
-        for key, info in list(table.items()):
-            if getattr(getattr(info, "function", None), "name", "") == "__ray_call__":
-                table[key] = info._replace(function=executor)
+        for info in list(table.values()):
+            executor: Any = getattr(info, "function", None)
+            if getattr(executor, "name", "") == "__ray_call__":
+                # In place: a call that is about to begin has this one in its hands already.
+                cells = dict(zip(executor.__code__.co_freevars, executor.__closure__, strict=True))
+                cells["method"].cell_contents = executor.method = _await_call
 
 
 def error_in(ref: Any) -> BaseException | None:
