@@ -198,7 +198,10 @@ class Group:
         if absent and not given.get("retry", True):
             reason = f"it is {absent[0].state.value}, and the call was not to go on without it"
             name = f"ray_pccl.{kind}({self.name})"
-            return [actor.ask(name, agent.absent, absent[0].id, reason, max_task_retries=0) for actor, _ in inputs]
+            asked = [actor for actor, _ in inputs]
+            refused = [actor.ask(name, agent.absent, absent[0].id, reason, max_task_retries=0) for actor in asked]
+            self._follow(asked, refused)
+            return refused
         places = tuple(label_of(actor.id) for actor, _ in inputs)
         number, self._number = self._number, self._number + 1
         name = f"ray_pccl.{kind}({self.name})"

@@ -264,7 +264,7 @@ def test_a_value_without_tensors_travels_as_usual(worker: Any, due: Any) -> None
     ref = worker.make.remote(identity, due)
 
     assert get(ref) == due
-    assert ray_pccl.store_stats(worker).objects == before
+    assert ray_pccl.store_stats(worker).objects <= before
 
 
 def test_leaves_that_are_no_tensors_may_be_of_any_class(worker: Any) -> None:
