@@ -253,19 +253,31 @@ def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
     _arrive(call)
     if internals.is_async_actor():
         return _run_async(call, inputs)
+    value, failure = None, None
     try:
-        value, failure = (ray.get(inputs[0]) if inputs else None), None
+        value = ray.get(inputs[0]) if inputs else None
     except Exception as error:
-        value, failure = None, error
-    return _take_part(call, value, failure, _anchor(call))
+        failure = error.with_traceback(None)
+    try:
+        return _take_part(call, value, failure, _anchor(call))
+    finally:
+        del value, failure, inputs  # an error that is raised holds its frames: they must not hold it, nor any ref
 
 
 async def _run_async(call: Call, inputs: list[Any]) -> Any:
+    value, failure = None, None
     try:
-        value, failure = (await inputs[0] if inputs else None), None
+        value = await inputs[0] if inputs else None
     except Exception as error:
-        value, failure = None, error
-    anchor = _anchor(call)
+        failure = error.with_traceback(None)
+    try:
+        return await asyncio.wrap_future(_start_part(call, value, failure, _anchor(call)))
+    finally:
+        del value, failure, inputs
+
+
+def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Future[Any]:
+    """Takes part behind the event loop's back."""
     result: Future[Any] = Future()
     result.set_running_or_notify_cancel()  # the others count on it: who awaits it may go, it goes on
 
@@ -273,10 +285,10 @@ async def _run_async(call: Call, inputs: list[Any]) -> Any:
         try:
             result.set_result(_take_part(call, value, failure, anchor))
         except BaseException as error:
-            result.set_exception(error)
+            result.set_exception(error.with_traceback(None))
 
     _threads.submit(take_part)
-    return await asyncio.wrap_future(result)
+    return result
 
 
 # -------------------------------------------------------------------------------------------------------- inside
@@ -301,6 +313,17 @@ def _anchor(call: Call) -> Any:
 
 
 def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Any:
+    try:
+        result = _result_of(call, value, failure)
+    finally:
+        del value, failure
+    try:
+        return local_store().keep(result, call.claim, anchor) if call.claim is not None else result
+    finally:
+        del result, anchor
+
+
+def _result_of(call: Call, value: Any, failure: Exception | None) -> Any:
     me = actor_id()
     seat = _seat_of(call)
     try:
@@ -321,7 +344,7 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
             if failure is not None:
                 _refuse(member, me, failure)
                 raise failure
-            result = _perform(call, member, value, me)
+            return _perform(call, member, value, me)
     except OperationTimeoutError as error:
         if member.patience_s is None:
             raise
@@ -334,7 +357,8 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
     except PeerLostError as error:
         lost = [actor for peer in error.details.get("peers", ()) if (actor := actor_of(peer)) is not None]
         raise ActorLostError(str(error), actor_id=lost[0] if lost else "", **error.details) from None
-    return local_store().keep(result, call.claim, anchor) if call.claim is not None else result
+    finally:
+        del value, failure
 
 
 def _perform(call: Call, member: reducing.Member, value: Any, me: str) -> Any:
