@@ -36,6 +36,21 @@ numbers = ray.get(group.allreduce_refs([actor.run.remote(identity, 1) for actor 
 print(json.dumps([group.world_size, [value.tolist() for value in reduced], numbers]))
 """
 
+DRIVER_THAT_GOES_ON = """
+import sys, time
+import ray, ray_pccl
+from tests.driver.workers import start
+for number in range(2):
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    actors = start(2)
+    group = ray_pccl.create_group(actors, sys.argv[2])
+    if number:
+        group.wait_ready(60)
+    ray.shutdown()
+    time.sleep(0.5)
+    print("still here", flush=True)
+"""
+
 
 def sums(group: Any, actors: list[Any], values: list[Any] | None = None) -> list[Any]:
     """What the actors get of the values, or of a one from each."""
@@ -365,6 +380,23 @@ def test_a_group_is_found_and_used_by_another_driver(group: Any, workers: list[A
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [3, [[3, 6, 9, 12]] * 3, [3, 3, 3]]
     assert sums(group, workers) == [3, 3, 3]
+
+
+def test_a_driver_lives_on_when_it_has_shut_ray_down_and_a_group_is_left(ray_local: Any, name: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER_THAT_GOES_ON, address, name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.stdout.split("\n") == ["still here", "still here", ""], done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_callers_of_one_group_do_not_mix_their_calls(group: Any, workers: list[Any], name: str) -> None:
