@@ -130,11 +130,9 @@ class Owner:
             self._making.append(self._started.popleft())
         if not self._making:
             return
-        if not ray.is_initialized():  # or Ray would start itself
-            self._making = []
-            return
         try:
-            _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
+            with internals.in_background():
+                _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
         except Exception as error:  # Ray was shut down
             log.debug("calls are not waited for any more: %s", error)
             self._making = []

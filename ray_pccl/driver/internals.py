@@ -2,15 +2,18 @@
 
 * A hook that is called when the last reference to an object of this process, wherever it was passed, is gone.
 * A second return of a call, which its caller does not see, and its ref inside the actor (see `claims`).
+* Background threads that are out of Ray before it is shut down: Ray ends a process that calls it later.
 * Waiting in an actor's event loop from `__ray_call__`, which is no coroutine itself.
 * Whether a result is an error, without fetching it; and another error in the place of Ray's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -21,6 +24,58 @@ _SECOND = (2).to_bytes(4, "little")
 
 def _worker() -> Any:
     return ray._private.worker.global_worker
+
+
+class RayGoneError(Exception):
+    """Ray is shut down in this process, or about to be."""
+
+
+class _Gate:
+    """Who is in Ray, behind the user's back. `ray.shutdown()` waits for them, and lets no more in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+        self._guarded = False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._changed:
+            self._guard()
+            if self._closed or not ray.is_initialized():
+                raise RayGoneError("Ray is shut down in this process")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def _guard(self) -> None:
+        if self._guarded:
+            return
+        self._guarded = True
+        module = ray._private.worker
+        disconnect = module.disconnect
+
+        @functools.wraps(disconnect)
+        def leave_first(*args: Any, **kwargs: Any) -> Any:
+            with self._changed:
+                self._closed = True
+                self._changed.wait_for(lambda: not self._inside, SHUTDOWN_S)
+            try:
+                return disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
+            finally:
+                self._closed = False
+
+        module.disconnect = leave_first
+
+
+SHUTDOWN_S = 10.0
+in_background = _Gate()
+"""``with in_background():`` around what a thread of ours asks of Ray. It raises `RayGoneError`; it must be short."""
 
 
 def on_out_of_scope(ref: Any, call: Callable[[bytes], None]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from ray_pccl.driver import agent
+from ray_pccl.driver import agent, internals
 from ray_pccl.driver.agent import GroupSpec
 from ray_pccl.driver.master import describe, find_master
 from ray_pccl.errors import MasterError, UsageError
@@ -154,8 +154,9 @@ class Roster:
         """It may live, and be waited for by the others, in calls that it will not get."""
         if actor.peer_id:
             try:
-                find_master(self.spec.namespace).evict.remote(actor.peer_id, "the driver of its group lost it")
-            except MasterError as error:
+                with internals.in_background():
+                    find_master(self.spec.namespace).evict.remote(actor.peer_id, "the driver of its group lost it")
+            except (MasterError, internals.RayGoneError) as error:
                 log.info("group %s: peer %s was not put out: %s", self.spec.name, actor.peer_id, error)
 
     def look(self) -> None:
@@ -166,7 +167,7 @@ class Roster:
                 for actor in self.actors.values()
                 if actor.state is State.SEATED
             ]
-        status = self.status()
+        status = self._look_behind()
         if not status.members:
             return
         known = {*status.members, *status.waiting}
@@ -211,8 +212,10 @@ class Roster:
         peers: dict[str, str] = {}
         for actor_id, joined in asked.items():
             try:
-                peers[actor_id] = ray.get(joined)
-            except Exception as error:  # the actor is gone, or Ray is
+                peers[actor_id] = self._await(joined)
+            except internals.RayGoneError:
+                return
+            except Exception as error:  # the actor is gone
                 log.info("actor %s does not join group %s: %s", actor_id, self.spec.name, error)
                 missing += 1
                 with self.lock:
@@ -220,7 +223,8 @@ class Roster:
                         self.actors[actor_id].state = State.DEAD
         if missing:
             try:
-                ray.get(find_master(self.spec.namespace).expect.remote(self.spec.name, self.spec.expected - missing))
+                with internals.in_background():
+                    find_master(self.spec.namespace).expect.remote(self.spec.name, self.spec.expected - missing)
             except Exception as error:  # then they wait for the last call
                 log.info("the master was not told that %d do not join %s: %s", missing, self.spec.name, error)
         self._await_formed(peers)
@@ -228,7 +232,12 @@ class Roster:
     def _await_formed(self, peers: dict[str, str]) -> None:
         """Sees who was late: the group has formed without it, and has to admit it."""
         while peers and self._is_live():
-            status = self.status()
+            try:
+                status = self._look_behind()
+            except Exception as error:  # the master is away, or Ray itself
+                log.info("group %s: nobody could look: %s", self.spec.name, error)
+                time.sleep(SLOWLY_S)
+                continue
             with self.lock:
                 for actor_id, peer_id in list(peers.items()):
                     actor = self.actors.get(actor_id)
@@ -244,12 +253,31 @@ class Roster:
 
     def _is_live(self) -> bool:
         """Whether the group is, and the Ray in which it was made."""
-        return not self.closed and ray.is_initialized() and session() == self._session
+        try:
+            with internals.in_background():
+                return not self.closed and session() == self._session
+        except internals.RayGoneError:
+            return False
+
+    def _await(self, ref: Any) -> Any:
+        """What a call returned or raised; in a thread of our own, which is not to be in Ray for long."""
+        while True:
+            with internals.in_background():
+                if ray.wait([ref], timeout=LOOK_S, fetch_local=False)[0]:
+                    return ray.get(ref)
+            time.sleep(LOOK_S)
+
+    def _look_behind(self) -> GroupStatus:
+        """What the master knows of the group, for a thread of our own."""
+        with internals.in_background():
+            return self.status()
 
     def _bring_in(self, actor: Actor, invited: bool) -> None:
         while self._is_live() and self.actors.get(actor.id) is actor:
             try:
-                if self._await_room(actor, ray.get(self._ask_to_join(actor, invited=invited))):
+                with internals.in_background():
+                    asked = self._ask_to_join(actor, invited=invited)
+                if self._await_room(actor, self._await(asked)):
                     return
             except ActorUnavailableError:
                 time.sleep(LOOK_S)
@@ -268,7 +296,7 @@ class Roster:
         """
         ends = time.monotonic() + AGAIN_S
         while self._is_live() and self.actors.get(actor.id) is actor:
-            status = self.status()
+            status = self._look_behind()
             with self.lock:
                 self._seat(status)
                 if actor.state is State.SEATED:
@@ -283,4 +311,7 @@ class Roster:
 
 
 def _are_ready(refs: list[Any]) -> bool:
-    return bool(refs) and len(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) == len(refs)
+    if not refs:
+        return False
+    with internals.in_background():
+        return len(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]) == len(refs)

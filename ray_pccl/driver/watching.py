@@ -76,15 +76,14 @@ class Watch:
             pending[result] = (actor_id, on_loss)
 
     def _look(self, pending: dict[Any, tuple[str, Loss]]) -> None:
-        if not ray.is_initialized():  # or Ray would start itself
-            pending.clear()
         if not pending:
             return
         refs = list(pending)
-        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        for result in done:
+        with internals.in_background():
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+            errors = [internals.error_in(result) for result in done]
+        for result, error in zip(done, errors, strict=True):
             actor_id, on_loss = pending.pop(result)
-            error = internals.error_in(result)
             if error is None:
                 self._actor_of.pop(result.hex(), None)
             elif (reason := _loss_of(actor_id, error)) is not None:

@@ -18,6 +18,7 @@ import ray
 
 import ray_pccl
 from ray_pccl import StoreStats
+from ray_pccl.driver.memory import IDLE_S
 from ray_pccl.testing import eventually
 from ray_pccl.testing.ownership import send_signal
 from tests.driver.workers import (
@@ -367,14 +368,20 @@ def test_a_training_loop_does_not_grow(group: Any, workers: list[Any], count: in
         del refs, reduced
         for worker in workers:
             eventually(lambda of=worker: held(of) == NOTHING, SOON_S)
-            if count > 1 << 16:  # how many large blocks the heap holds for later is a matter of moments
-                get(worker.run.remote(give_back))
-        return sum(map(memory_of, pids)), sum(map(files_of, pids)), sum(map(threads_of, pids))
+        return memory(), sum(map(files_of, pids)), sum(map(threads_of, pids))
 
-    memory, files, threads = steps(first)
-    later_memory, later_files, later_threads = steps(last - first)
+    def memory() -> int:
+        if count > 1 << 16:  # how many large blocks the heap holds for later is a matter of moments
+            get([worker.run.remote(give_back) for worker in workers])
+        return sum(map(memory_of, pids))
 
-    assert later_memory - memory <= MAX_GROWTH
+    before, files, threads = steps(first)
+    after, later_files, later_threads = steps(last - first)
+
+    if after - before > MAX_GROWTH:  # blocks that a slow moment needed are kept for the next one, for some seconds
+        eventually(
+            lambda: memory() - before <= MAX_GROWTH, 2 * IDLE_S + 10, lambda: f"{memory() - before} less", every_s=1
+        )
     assert later_files <= files + 3
     assert later_threads <= threads + 3
 
