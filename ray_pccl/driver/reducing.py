@@ -172,7 +172,7 @@ def all_reduce(member: Member, value: Any, op: ReduceOp, *, retry: bool) -> Any:
 
 def reduce(member: Member, value: Any, op: ReduceOp, root: str, *, retry: bool) -> Any:
     """The reduced value at the root, the member whose id begins with this; None elsewhere."""
-    result = _reduce(member, value, Kind.REDUCE, f"reduce {op.name} {root}", op=op, root=root, retry=retry)
+    result = _reduce(member, value, Kind.REDUCE, f"reduce {op.name} {root}", op=op, root_label=root, retry=retry)
     return result if member.communicator.peer_id.startswith(root) else None
 
 
@@ -306,7 +306,7 @@ def _mixed(signature: int, call: int) -> int:
 
 
 def _broadcast(member: Member, memory: Any, root: str) -> None:
-    member.run(Kind.BROADCAST, as_input(memory), None, output=memory, root=root, retry=True)
+    member.run(Kind.BROADCAST, as_input(memory), None, output=memory, root_label=root, retry=True)
 
 
 def _in_one_world(attempt: Callable[[], Any], *, retry: bool) -> Any:

@@ -36,8 +36,8 @@ _recipes: dict[tuple[Any, ...], tuple[Recipe, QuantizationOptions]] = {}
 class Request:
     """What the user asked for. It outlives epochs: the root is a peer, resolved once (R9).
 
-    With a `refusal` it fails on every member, for this peer has nothing to take part with. A `root` that is a text is
-    the member whose id begins with it; without one, everyone gets `PeerLostError`.
+    With a `refusal` it fails on every member, for this peer has nothing to take part with. With a `root_label` the root
+    is the member whose id begins with it; if there is none any more, everyone gets `PeerLostError`.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Request:
         *,
         tag: int,
         op: ReduceOp = ReduceOp.SUM,
-        root: int | str = NO_ROOT,
+        root: int = NO_ROOT,
+        root_label: str = "",
         retry: bool = False,
         quantization: QuantizationOptions | None = None,
         operand: ReduceOperandDescriptor | None = None,
@@ -64,6 +65,7 @@ class Request:
         self.retry = retry and not kind.follows_world
         self._op = op
         self._root = root
+        self._root_label = root_label
         self._signature = signature
         self._refusal = refusal
         self.floor = floor
@@ -86,7 +88,7 @@ class Request:
             raise UsageError(f"{name}() needs a tensor to receive into, on every peer")
         root = self._root
         is_rank = isinstance(root, int) and not isinstance(root, bool) and root >= 0
-        if self.kind in _ROOTED and not is_rank and not isinstance(root, str):
+        if self.kind in _ROOTED and not is_rank and not self._root_label:
             raise UsageError(f"root is a rank from 0, not {root!r}")
         if datatype is None:
             if self.kind is not Kind.BARRIER:
@@ -110,15 +112,14 @@ class Request:
 
     def settle_root(self, epoch: Epoch) -> None:
         """Finds out which peer the root is."""
-        if self._root == NO_ROOT:
-            return
-        rank = self._root
-        if isinstance(rank, str):
-            rank = next((place for place, peer in enumerate(epoch.members) if peer.startswith(rank)), NO_ROOT)
+        rank, label = self._root, self._root_label
+        if label:
+            rank = next((place for place, peer in enumerate(epoch.members) if peer.startswith(label)), NO_ROOT)
             if rank == NO_ROOT:
-                gone = f"the root {self._root} is no member any more"
-                self._refusal = Failure("PeerLostError", gone, {"peers": [self._root], "reason": gone})
-                return
+                gone = f"the root {label} is no member any more"
+                self._refusal = Failure("PeerLostError", gone, {"peers": [label], "reason": gone})
+        if rank == NO_ROOT:
+            return
         if rank >= epoch.size:
             raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
         self.root_id = epoch.members[rank]
