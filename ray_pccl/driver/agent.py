@@ -41,6 +41,7 @@ from ray_pccl.settings import Settings
 log = logging.getLogger("ray_pccl.driver")
 
 PREFIX = "ray_pccl/"
+OVERTAKING_S = 2.0
 STRANGERS_S = 4.0
 """How long a call waits for members that its caller does not know: longer than it takes to find out that one died."""
 SPEC, HANDLES = PREFIX + "spec", PREFIX + "actor/"
@@ -167,7 +168,8 @@ class Seat:
 _seats: dict[str, Seat] = {}
 _left: set[str] = set()
 """The groups that this actor was made to leave."""
-_lock = threading.Lock()
+_lock = threading.RLock()
+_seated = threading.Condition(_lock)
 _threads = Workers()
 """For calls of async actors: they end with the process, whatever they wait for."""
 
@@ -213,6 +215,7 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
         old = seat if seat is not None and seat.spec.uid != spec.uid else None
         if seat is None or old is not None:
             seat = _seats[spec.name] = Seat(spec, rank)
+            _seated.notify_all()
     if old is not None:
         old.communicator.close()
     if internals.is_async_actor():
@@ -250,9 +253,9 @@ def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
     The ref is wrapped in a list, so that this runs also if its task failed: then the others are told at once.
     """
     del actor
-    _arrive(call)
     if internals.is_async_actor():
-        return _run_async(call, inputs)
+        return internals.run_in_event_loop(_run_async(call, inputs))
+    _arrive(call)
     value, failure = None, None
     try:
         value = ray.get(inputs[0]) if inputs else None
@@ -265,15 +268,17 @@ def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
 
 
 async def _run_async(call: Call, inputs: list[Any]) -> Any:
+    anchor = _anchor(call)
+    await asyncio.to_thread(_arrive, call)
     value, failure = None, None
     try:
         value = await inputs[0] if inputs else None
     except Exception as error:
         failure = error.with_traceback(None)
     try:
-        return await asyncio.wrap_future(_start_part(call, value, failure, _anchor(call)))
+        return await asyncio.wrap_future(_start_part(call, value, failure, anchor))
     finally:
-        del value, failure, inputs
+        del value, failure, inputs, anchor
 
 
 def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Future[Any]:
@@ -296,7 +301,9 @@ def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) 
 
 def _seat_of(call: Call) -> Seat:
     """The seat that the caller means; `ActorLostError` in a process that is not the one it knows."""
-    with _lock:
+    with _seated:
+        if not call.peer:  # the very first calls may overtake the one to join, where the actor has threads
+            _seated.wait_for(lambda: call.spec.name in _seats or call.spec.uid in _left, OVERTAKING_S)
         seat = _seats.get(call.spec.name)
     if seat is None or seat.spec.uid != call.spec.uid or call.peer not in ("", seat.communicator.peer_id):
         raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")

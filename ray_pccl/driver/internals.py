@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import ray
@@ -65,12 +66,17 @@ class _Gate:
             with self._changed:
                 self._closed = True
                 self._changed.wait_for(lambda: not self._inside, SHUTDOWN_S)
-            try:
-                return disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
-            finally:
-                self._closed = False
+            return disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-        module.disconnect = leave_first
+        connect = module.connect
+
+        @functools.wraps(connect)
+        def come_back(*args: Any, **kwargs: Any) -> Any:
+            connected = connect(*args, **kwargs)
+            self._closed = False
+            return connected
+
+        module.disconnect, module.connect = leave_first, come_back
 
 
 SHUTDOWN_S = 10.0
@@ -119,8 +125,32 @@ def is_async_actor() -> bool:
     return bool(_worker().core_worker.current_actor_is_asyncio())
 
 
+_in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("ray_pccl in the event loop", default=False)
+_alone = threading.Lock()
+
+
+def run_in_event_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a `__ray_call__` of an async actor has to return for this to be run. See `await_calls`.
+
+    A call that has overtaken the one that called `await_calls` waits where Ray runs it, as long as it is the only one.
+    """
+    if _in_loop.get():
+        return coroutine
+    if not _alone.acquire(blocking=False):
+        coroutine.close()
+        raise RuntimeError("several calls have overtaken the one that makes this actor join its group")
+    try:
+        from ray._raylet import PythonFunctionDescriptor  # type: ignore[attr-defined]
+
+        where = PythonFunctionDescriptor("ray_pccl", "collective", "")
+        return _worker().core_worker.run_async_func_or_coro_in_event_loop(coroutine, where, "", is_actor_task=True)
+    finally:
+        _alone.release()
+
+
 async def _await_call(actor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`__ray_call__` as a coroutine."""
+    _in_loop.set(True)
     result = function(actor, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
