@@ -80,6 +80,7 @@ class Owner:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         desk.services[SERVICE] = self._meet
+        internals.in_background.holds_refs(self._let_go)
         threading.Thread(target=self._run, name="ray_pccl-owner", daemon=True).start()
 
     def claim(self) -> Claim:
@@ -126,16 +127,22 @@ class Owner:
 
     def _let_go_of_made(self) -> None:
         """Calls that have ended have put their anchors into tickets, or have failed: those hold them from now on."""
-        while self._started:
-            self._making.append(self._started.popleft())
-        if not self._making:
-            return
         try:
             with internals.in_background():
-                _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
-        except Exception as error:  # Ray was shut down
-            log.debug("calls are not waited for any more: %s", error)
-            self._making = []
+                self._look_at_making()
+        except Exception as error:  # Ray was shut down, or is about to be: see `_let_go`
+            log.debug("calls are not waited for: %s", error)
+
+    def _look_at_making(self) -> None:
+        while self._started:
+            self._making.append(self._started.popleft())
+        if self._making:
+            _, self._making = ray.wait(self._making, num_returns=len(self._making), timeout=0, fetch_local=False)
+
+    def _let_go(self) -> None:
+        """Ray is shut down: what this process owned is no more."""
+        self._started.clear()
+        self._making = []
 
     def _look(self) -> None:
         while self._arrived:

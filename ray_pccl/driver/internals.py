@@ -32,13 +32,40 @@ class RayGoneError(Exception):
 
 
 class _Gate:
-    """Who is in Ray, behind the user's back. `ray.shutdown()` waits for them, and lets no more in."""
+    """Who is in Ray, or holds refs of its, behind the user's back.
+
+    `ray.shutdown()` lets nobody else in, and waits until all are out: to ask Ray for something, or to let go of a ref,
+    while it shuts down would end the process.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside = 0
         self._closed = False
         self._guarded = False
+        self._holders: list[Callable[[], None]] = []
+
+    def holds_refs(self, let_go: Callable[[], None]) -> None:
+        """Has `let_go` called before Ray is shut down, when nobody is inside."""
+        self._holders.append(let_go)
+
+    def start(self, target: Callable[..., None], name: str, *args: Any) -> None:
+        """Runs a function in a thread that counts as inside until it ends: it must end soon once `is_closing`."""
+        with self._changed:
+            self._guard()
+            if self._closed:
+                return
+            self._inside += 1
+        threading.Thread(target=self._run, args=(target, args), name=name, daemon=True).start()
+
+    def _run(self, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            target(*args)
+        finally:
+            del target, args
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -66,6 +93,8 @@ class _Gate:
             with self._changed:
                 self._closed = True
                 self._changed.wait_for(lambda: not self._inside, SHUTDOWN_S)
+            for let_go in list(self._holders):
+                let_go()
             return disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         connect = module.connect

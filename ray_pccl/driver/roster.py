@@ -71,7 +71,8 @@ def session() -> str:
     """Names the Ray that this process is connected to: what another one left behind does not count."""
     if not ray.is_initialized():
         raise UsageError("Ray is not running in this process: call ray.init() first")
-    return str(ray.get_runtime_context().get_worker_id())
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address} {context.get_worker_id()}"  # a driver's id is that of its job, in whichever cluster
 
 
 class Roster:
@@ -83,7 +84,7 @@ class Roster:
         self.actors = {actor.id: actor for actor in map(Actor, handles)}
         self.closed = False
         self._session = session()
-        threading.Thread(target=self._keep_looking, name="ray_pccl-roster", daemon=True).start()
+        internals.in_background.start(self._keep_looking, "ray_pccl-roster")
         self.forming = False
         """Whether actors were asked to join for the first time, and not all are known to have."""
 
@@ -128,7 +129,7 @@ class Roster:
             self._await_behind({actor.id: self._ask_to_join(actor) for actor in self.actors.values()})
 
     def _await_behind(self, asked: dict[str, Any]) -> None:
-        threading.Thread(target=self._await_all, args=(asked,), name="ray_pccl-gather", daemon=True).start()
+        internals.in_background.start(self._await_all, "ray_pccl-gather", asked)
 
     def enlist(self, actor: Actor, *, invited: bool) -> None:
         """Asks an actor to join, again and again if need be, behind the caller's back.
@@ -140,7 +141,7 @@ class Roster:
         if actor.peer_id:
             actor.past.add(actor.peer_id)
         actor.peer_id, actor.votes = "", []
-        threading.Thread(target=self._bring_in, args=(actor, invited), name="ray_pccl-enlist", daemon=True).start()
+        internals.in_background.start(self._bring_in, "ray_pccl-enlist", actor, invited)
 
     def lost(self, actor: Actor, life: int, reason: str) -> None:
         """An actor turned out to be lost, in this life of its."""

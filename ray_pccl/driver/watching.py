@@ -32,6 +32,8 @@ class Watch:
         self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._pending: dict[Any, tuple[str, Loss]] = {}
+        internals.in_background.holds_refs(self._let_go)
         self._actor_of: collections.OrderedDict[str, str] = collections.OrderedDict()
         """The actor of each result that is not there yet, and of the last ones that failed."""
 
@@ -56,18 +58,26 @@ class Watch:
         return actor_lost(actor_id, " ".join(str(error).split()))
 
     def _run(self) -> None:
-        pending: dict[Any, tuple[str, Loss]] = {}
         while True:
-            if not pending:
+            if not self._pending:
                 self._wanted.wait()
             self._wanted.clear()
-            self._take_on(pending)
             time.sleep(_LOOK_S)
             try:
-                self._look(pending)
-            except Exception as error:  # Ray was shut down, most likely: nothing is left to watch
-                log.debug("the results of collectives are not watched any more: %s", error)
-                pending.clear()
+                with internals.in_background():
+                    self._take_on(self._pending)
+                    self._look(self._pending)
+            except internals.RayGoneError:
+                continue  # `_let_go` was called, or is about to be
+            except Exception as error:  # whatever Ray raises
+                log.warning("the results of collectives could not be watched: %s", error)
+                self._pending.clear()
+
+    def _let_go(self) -> None:
+        """Ray is shut down: nothing is left to watch."""
+        self._new.clear()
+        self._pending.clear()
+        self._actor_of.clear()
 
     def _take_on(self, pending: dict[Any, tuple[str, Loss]]) -> None:
         # A method of its own: what it has in its hands is let go when it returns, and not at the next call.
@@ -79,11 +89,10 @@ class Watch:
         if not pending:
             return
         refs = list(pending)
-        with internals.in_background():
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-            errors = [internals.error_in(result) for result in done]
-        for result, error in zip(done, errors, strict=True):
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        for result in done:
             actor_id, on_loss = pending.pop(result)
+            error = internals.error_in(result)
             if error is None:
                 self._actor_of.pop(result.hex(), None)
             elif (reason := _loss_of(actor_id, error)) is not None:
