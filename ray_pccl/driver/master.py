@@ -79,7 +79,9 @@ def find_master(namespace: str | None = None) -> Any:
         ) from None
 
 
-def describe(namespace: str | None = None, prefix: str = NO_ENTRIES) -> list[GroupStatus]:
+def describe(
+    namespace: str | None = None, prefix: str = NO_ENTRIES, *, timeout_s: float = START_TIMEOUT_S
+) -> list[GroupStatus]:
     """What the master knows of its groups, with the entries of their stores whose keys begin with the prefix.
 
     Without a master there are none.
@@ -88,7 +90,8 @@ def describe(namespace: str | None = None, prefix: str = NO_ENTRIES) -> list[Gro
         master = find_master(namespace)
     except MasterNotFoundError:
         return []
-    return _patiently(lambda: ray.get(master.describe.remote(prefix), timeout=_CALL_TIMEOUT_S), START_TIMEOUT_S)
+    patience = min(timeout_s, _CALL_TIMEOUT_S)
+    return _patiently(lambda: ray.get(master.describe.remote(prefix), timeout=patience), timeout_s)
 
 
 def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Endpoint:

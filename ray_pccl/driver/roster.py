@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from ray_pccl.driver import agent, internals
 from ray_pccl.driver.agent import GroupSpec
-from ray_pccl.driver.master import describe, find_master
+from ray_pccl.driver.master import START_TIMEOUT_S, describe, find_master
 from ray_pccl.errors import MasterError, UsageError
 from ray_pccl.types import GroupStatus
 
@@ -27,6 +27,7 @@ log = logging.getLogger("ray_pccl.driver")
 
 LOOK_S = 0.02
 SLOWLY_S = 0.3
+BRIEFLY_S = 1.0
 AGAIN_S = 1.0
 """How long to wait for an actor that was asked to join: it may have been restarted since."""
 
@@ -93,9 +94,9 @@ class Roster:
         with self.lock:
             return [actor for actor in self.actors.values() if actor.state is not State.DEAD]
 
-    def status(self) -> GroupStatus:
+    def status(self, timeout_s: float = START_TIMEOUT_S) -> GroupStatus:
         """What the master knows of the group."""
-        for status in describe(self.spec.namespace, agent.HANDLES):
+        for status in describe(self.spec.namespace, agent.HANDLES, timeout_s=timeout_s):
             if status.group == self.spec.name:
                 return status
         return GroupStatus(self.spec.name, 0, (), (), {})
@@ -271,7 +272,7 @@ class Roster:
     def _look_behind(self) -> GroupStatus:
         """What the master knows of the group, for a thread of our own."""
         with internals.in_background():
-            return self.status()
+            return self.status(BRIEFLY_S)
 
     def _bring_in(self, actor: Actor, invited: bool) -> None:
         while self._is_live() and self.actors.get(actor.id) is actor:
