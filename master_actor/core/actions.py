@@ -49,14 +49,6 @@ class EvictionRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectationChanged:
-    """Fewer peers will come to a group that forms than those who came had expected."""
-
-    group: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The master is to end for good."""
 
@@ -68,16 +60,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
-    Received
-    | Disconnected
-    | SentinelSaid
-    | SentinelGone
-    | EvictionRequested
-    | ExpectationChanged
-    | StopRequested
-    | Tick
-)
+Event = Received | Disconnected | SentinelSaid | SentinelGone | EvictionRequested | StopRequested | Tick
 
 # ------------------------------------------------------------------------------------------------------ actions
 

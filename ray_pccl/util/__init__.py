@@ -1,1 +1,0 @@
-"""Drop-in replacements for modules of `ray.util`: `ray_pccl.util.collective`."""
