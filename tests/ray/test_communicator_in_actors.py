@@ -242,3 +242,5 @@ def test_a_master_that_is_started_after_a_stop_knows_nothing_of_the_one_before(r
 
 def test_stopping_when_there_is_no_master_does_nothing(ray_local: Any) -> None:
     ray_pccl.stop_master()
+    with pytest.raises(ray_pccl.MasterNotFoundError, match="start_master"):
+        ray_pccl.Communicator("none").connect(timeout=10)
