@@ -21,6 +21,7 @@ from master_actor.thread import MasterThread
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.errors import MasterUnreachableError
 from ray_pccl.settings import Settings
+from ray_pccl.types import GroupStatus
 
 log = logging.getLogger("ray_pccl.master")
 
@@ -100,6 +101,14 @@ class MasterService:
     def pid(self) -> int:
         """The process that the master runs in."""
         return os.getpid()
+
+    def describe(self, prefix: str) -> list[GroupStatus]:
+        """Every group, with what its store holds under keys of this prefix."""
+        return self._master.describe(prefix)
+
+    def expect(self, group: str, number: int) -> None:
+        """So many peers are to be waited for while the group forms."""
+        self._master.expect(group, number)
 
     def evict(self, peer_id: str, reason: str) -> None:
         """Puts a peer out of its group."""

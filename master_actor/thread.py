@@ -7,14 +7,17 @@ import threading
 from concurrent.futures import Future
 from types import TracebackType
 
+from master_actor.core.actions import ExpectationChanged
 from master_actor.journal import FileStorage, Journal, MemoryStorage, Storage
 from master_actor.server import Server
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.errors import UsageError
 from ray_pccl.settings import Settings
+from ray_pccl.types import GroupStatus
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+DESCRIBE_TIMEOUT_S = 5.0
 
 
 class MasterThread:
@@ -65,6 +68,18 @@ class MasterThread:
         """Puts a peer out of its group; it gets `PeerEvictedError` with the reason."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.server.evict, peer_id, reason)
+
+    def describe(self, prefix: str) -> list[GroupStatus]:
+        """Every group, with what its store holds under keys of this prefix."""
+        assert self._loop is not None
+        answer: Future[list[GroupStatus]] = Future()
+        self._loop.call_soon_threadsafe(lambda: answer.set_result(self.server.core.describe(prefix)))
+        return answer.result(DESCRIBE_TIMEOUT_S)
+
+    def expect(self, group: str, number: int) -> None:
+        """So many peers are to be waited for while the group forms."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.server.handle, ExpectationChanged(group, number))
 
     def join(self) -> None:
         """Waits until the master has ended."""

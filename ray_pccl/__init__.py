@@ -22,11 +22,25 @@ if TYPE_CHECKING:
         ReduceOpDescriptor,
         ReduceOperandDescriptor,
     )
+    from ray_pccl.driver.calls import (
+        allgather_refs,
+        allreduce,
+        allreduce_refs,
+        barrier,
+        broadcast_ref,
+        reduce_refs,
+        reducescatter_refs,
+    )
+    from ray_pccl.driver.collective import collective
+    from ray_pccl.driver.creating import create_group, get_communicator, get_group, options, store_stats
+    from ray_pccl.driver.groups import Group
     from ray_pccl.driver.master import start_master, stop_master
+    from ray_pccl.driver.objects import StoreStats
     from ray_pccl.errors import (
         AuthenticationError,
         CollectiveMismatchError,
         GroupMismatchError,
+        InputFailedError,
         MasterError,
         MasterNotFoundError,
         MasterStoppedError,
@@ -47,13 +61,14 @@ if TYPE_CHECKING:
         StoreTimeoutError,
         TooFewPeersError,
         UsageError,
+        WorldChangedError,
     )
     from ray_pccl.peer.communicator import Communicator
     from ray_pccl.peer.handles import Handle, Status
     from ray_pccl.peer.store import Store
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
-    from ray_pccl.types import Attribute, Member, MembershipChange, MembershipEvent
+    from ray_pccl.types import Attribute, GroupStatus, Member, MembershipChange, MembershipEvent
 
 __version__ = "0.1.0"
 
@@ -65,8 +80,11 @@ __all__ = [
     "DataType",
     "DistributionHint",
     "Endpoint",
+    "Group",
     "GroupMismatchError",
+    "GroupStatus",
     "Handle",
+    "InputFailedError",
     "MasterError",
     "MasterNotFoundError",
     "MasterStoppedError",
@@ -97,14 +115,29 @@ __all__ = [
     "Status",
     "Store",
     "StoreError",
+    "StoreStats",
     "StoreTimeoutError",
     "TooFewPeersError",
     "UsageError",
+    "WorldChangedError",
     "__version__",
+    "allgather_refs",
+    "allreduce",
+    "allreduce_refs",
+    "barrier",
+    "broadcast_ref",
+    "collective",
+    "create_group",
     "empty",
     "empty_like",
+    "get_communicator",
+    "get_group",
+    "options",
+    "reduce_refs",
+    "reducescatter_refs",
     "start_master",
     "stop_master",
+    "store_stats",
 ]
 
 _HOME_OF = {
@@ -113,6 +146,8 @@ _HOME_OF = {
     "DataType": "descriptors",
     "DistributionHint": "descriptors",
     "Endpoint": "control.endpoint",
+    "Group": "driver.groups",
+    "GroupStatus": "types",
     "Handle": "peer.handles",
     "Member": "types",
     "MembershipChange": "types",
@@ -127,10 +162,24 @@ _HOME_OF = {
     "Settings": "settings",
     "Status": "peer.handles",
     "Store": "peer.store",
+    "StoreStats": "driver.objects",
+    "allgather_refs": "driver.calls",
+    "allreduce": "driver.calls",
+    "allreduce_refs": "driver.calls",
+    "barrier": "driver.calls",
+    "broadcast_ref": "driver.calls",
+    "collective": "driver.collective",
+    "create_group": "driver.creating",
     "empty": "ring.arena",
     "empty_like": "ring.arena",
+    "get_communicator": "driver.creating",
+    "get_group": "driver.creating",
+    "options": "driver.creating",
+    "reduce_refs": "driver.calls",
+    "reducescatter_refs": "driver.calls",
     "start_master": "driver.master",
     "stop_master": "driver.master",
+    "store_stats": "driver.creating",
 }
 
 

@@ -42,6 +42,10 @@ class UsageError(PCCLError):
     """A call that makes no sense in the communicator's present state, such as ``connect()`` twice."""
 
 
+class WorldChangedError(UsageError):
+    """The tensors fit a world of another size: members have come or gone since they were made. The group goes on."""
+
+
 class NotConnectedError(UsageError):
     """The communicator is not a member of its group: call ``connect()`` first."""
 
@@ -124,6 +128,12 @@ class CollectiveMismatchError(PCCLError):
     """Members called different operations under one tag. ``calls`` tells who called what. The group goes on."""
 
     calls: dict[str, str]
+
+
+class InputFailedError(PCCLError):
+    """A member had nothing to contribute, since making its value failed; ``actor`` names it. The group goes on."""
+
+    actor: str
 
 
 class StoreError(PCCLError):

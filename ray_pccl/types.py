@@ -31,6 +31,20 @@ class Member:
     """Where its data plane listens; empty for one that has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """What the master tells of a group to who is not in it."""
+
+    group: str
+    epoch: int
+    members: tuple[str, ...]
+    """The `peer_id` of every member, by rank."""
+    waiting: tuple[str, ...]
+    """Who waits for admission, or for the group to form."""
+    entries: dict[str, bytes]
+    """What the group's key-value store holds under the keys that were asked for."""
+
+
 class MembershipChange(Enum):
     """What happened to a group."""
 

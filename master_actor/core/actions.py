@@ -49,6 +49,14 @@ class EvictionRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectationChanged:
+    """Fewer peers will come to a group that forms than those who came had expected."""
+
+    group: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The master is to end for good."""
 
@@ -60,7 +68,16 @@ class Tick:
     """Time has passed."""
 
 
-Event = Received | Disconnected | SentinelSaid | SentinelGone | EvictionRequested | StopRequested | Tick
+Event = (
+    Received
+    | Disconnected
+    | SentinelSaid
+    | SentinelGone
+    | EvictionRequested
+    | ExpectationChanged
+    | StopRequested
+    | Tick
+)
 
 # ------------------------------------------------------------------------------------------------------ actions
 

@@ -300,10 +300,17 @@ class Group:
             newcomer = True
         if newcomer:
             self.room.last_call_ends = now + first.last_call_s
-        if first.max_world_size is not None and count >= first.max_world_size:
+        if self.room.is_complete():
             self._form(now)
 
+    def expect(self, number: int, now: float) -> None:
+        """So many are to be waited for while the group forms."""
+        if self.phase in _FORMING:
+            self.room.expected = number
+            self._gather(now)
+
     def _form(self, now: float) -> None:
+        self.room.expected = None
         first = self.room.first.join
         taken = self.room.take(first.max_world_size)
         self._joined = {join.peer_id: place for place, join in enumerate(taken)}
@@ -541,9 +548,16 @@ class Group:
     def _admissible(self, *, take: bool = False) -> list[Join]:
         maximum = self.durable.max_world_size
         room = None if maximum is None else max(0, maximum - len(self.living))
-        if take:
-            return self.room.take(room)
-        return [waiter.join for waiter in list(self.room.waiters.values())[:room]]
+        named = [self.ballot.only.get(voter) for voter in self.ballot.open[VoteKind.UPDATE_TOPOLOGY]]
+        wanted = [
+            join.peer_id
+            for join in (waiter.join for waiter in self.room.waiters.values())
+            if all(only is None or join.peer_id in only for only in named)
+        ][:room]
+        joins = [self.room.waiters[peer_id].join for peer_id in wanted]
+        for peer_id in wanted if take else ():
+            self.room.remove(peer_id)
+        return joins
 
     def _fail_overdue_votes(self, now: float) -> None:
         for kind in self.ballot.overdue(now):

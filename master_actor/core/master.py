@@ -12,6 +12,7 @@ from master_actor.core.actions import (
     Disconnected,
     Event,
     EvictionRequested,
+    ExpectationChanged,
     Received,
     Send,
     SentinelGone,
@@ -43,7 +44,7 @@ from ray_pccl.control.messages import (
     Withdraw,
 )
 from ray_pccl.settings import Settings
-from ray_pccl.types import Attribute
+from ray_pccl.types import Attribute, GroupStatus
 
 SWEEP_S = 1.0
 
@@ -83,6 +84,9 @@ class Master:
                 self.liveness.sentinel_gone(host, now)
             case EvictionRequested(peer_id, reason):
                 self._lose(peer_id, reason, certain=False, now=now)
+            case ExpectationChanged(group, number):
+                if group in self.groups:
+                    self.groups[group].expect(number, now)
             case StopRequested(reason):
                 self._out += [Send(peer_id, Stopped(reason)) for peer_id in self.liveness.peers]
             case Tick():
@@ -94,6 +98,24 @@ class Master:
         """Whether the peer is a member of its group, or waits to be one. Who is lost must not be encouraged (R7)."""
         name = self._group_of.get(peer_id)
         return name is not None and self.groups[name].has(peer_id)
+
+    def describe(self, prefix: str) -> list[GroupStatus]:
+        """Every group that has members or waiters, with what its store holds under keys of this prefix."""
+        return [
+            GroupStatus(
+                name,
+                group.durable.epoch,
+                tuple(group.living),
+                tuple(group.room.waiters),
+                {
+                    key: stored.value
+                    for key, stored in group.durable.store.items()
+                    if key.startswith(prefix) and stored.value is not None
+                },
+            )
+            for name, group in self.groups.items()
+            if group.living or len(group.room)
+        ]
 
     def _received(self, peer_id: str, message: FromPeer, now: float) -> None:
         if isinstance(message, Join | Register):

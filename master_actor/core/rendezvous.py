@@ -25,6 +25,8 @@ class WaitingRoom:
         self._group = group
         self.waiters: dict[str, Waiter] = {}
         self.last_call_ends = 0.0
+        self.expected: int | None = None
+        """How many are to be waited for, if somebody knows better than those who came."""
 
     def __len__(self) -> int:
         return len(self.waiters)
@@ -62,6 +64,12 @@ class WaitingRoom:
     def first(self) -> Waiter:
         """The one that has waited longest: its deadline is the round's."""
         return next(iter(self.waiters.values()))
+
+    def is_complete(self) -> bool:
+        """Whether nobody else is to be waited for."""
+        join = self.first.join
+        expected = join.expected if self.expected is None else self.expected
+        return len(self) >= expected > 0 or (join.max_world_size is not None and len(self) >= join.max_world_size)
 
     def take(self, room: int | None) -> list[Join]:
         """Lets the first `room` waiters (None: all) out as members, in the order they came."""

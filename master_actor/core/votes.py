@@ -18,6 +18,8 @@ class Ballot:
         self._durable = durable
         self.open: dict[VoteKind, dict[str, float]] = {kind: {} for kind in VoteKind}
         """Who is in which call, and until when."""
+        self.only: dict[str, tuple[str, ...] | None] = {}
+        """Whom each voter means to admit; all who wait, if None."""
 
     def counted(self, kind: VoteKind) -> VoteCount:
         """How many votes of a kind the group has served, and the last answer."""
@@ -30,6 +32,8 @@ class Ballot:
     def cast(self, peer_id: str, vote: OpenVote, now: float) -> None:
         """A member is in the call."""
         self.open[vote.kind][peer_id] = now + vote.timeout_s
+        if vote.kind is VoteKind.UPDATE_TOPOLOGY:
+            self.only[peer_id] = vote.only
 
     def withdraw(self, peer_id: str, *kinds: VoteKind) -> None:
         """A member is not in these calls any more; without kinds, in none."""

@@ -103,6 +103,8 @@ class OpenVote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: VoteKind
     count: int
     timeout_s: float
+    only: tuple[str, ...] | None = None
+    """Whom to admit; all who wait, if not given."""
 
 
 # ---------------------------------------------------------------------------------------------- peer to master
@@ -123,6 +125,7 @@ class Join(Message, frozen=True):
     passive_timeout_s: float | None
     dial: int = 0
     address: str = ""
+    expected: int = 0
 
 
 class Register(Message, frozen=True):

@@ -15,10 +15,13 @@ from master_actor.actor import MASTER_NAME, MasterActor, erase_journal
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.errors import MasterNotFoundError, MasterStoppedError, MasterUnreachableError, UsageError
 from ray_pccl.settings import PREFIX, Settings
+from ray_pccl.types import GroupStatus
 
 DEFAULT_NAMESPACE = "ray_pccl"
 NAMESPACE_VARIABLE = PREFIX + "NAMESPACE"
 START_TIMEOUT_S = 60.0
+NO_ENTRIES = "\0"
+"""A prefix that no key of a store has."""
 _CALL_TIMEOUT_S = 5.0
 _LOOKUP_TIMEOUT_S = 1.0
 """Short, and tried again: a member has to find a master that moved before `register_grace_s` is over."""
@@ -65,6 +68,32 @@ def stop_master(*, namespace: str | None = None) -> None:
     ray.kill(actor, no_restart=True)
 
 
+def find_master(namespace: str | None = None) -> Any:
+    """The handle of the master that runs, or `MasterNotFoundError`."""
+    _require_ray()
+    try:
+        return ray.get_actor(MASTER_NAME, namespace=_namespace(namespace))
+    except ValueError:
+        raise MasterNotFoundError(
+            f"there is no master in the Ray namespace {_namespace(namespace)!r}: call ray_pccl.start_master() first"
+        ) from None
+
+
+def describe(
+    namespace: str | None = None, prefix: str = NO_ENTRIES, *, timeout_s: float = START_TIMEOUT_S
+) -> list[GroupStatus]:
+    """What the master knows of its groups, with the entries of their stores whose keys begin with the prefix.
+
+    Without a master there are none.
+    """
+    try:
+        master = find_master(namespace)
+    except MasterNotFoundError:
+        return []
+    patience = min(timeout_s, _CALL_TIMEOUT_S)
+    return _patiently(lambda: ray.get(master.describe.remote(prefix), timeout=patience), timeout_s)
+
+
 def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
     """Where the master listens now; waits for one that is being restarted.
 
@@ -73,12 +102,8 @@ def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIME
         MasterUnreachableError: It did not answer in time.
     """
     _require_ray()
-    try:
-        return _patiently(finder(namespace), timeout_s)
-    except MasterStoppedError:
-        raise MasterNotFoundError(
-            f"there is no master in the Ray namespace {_namespace(namespace)!r}: call ray_pccl.start_master() first"
-        ) from None
+    find_master(namespace)
+    return _patiently(finder(namespace), timeout_s)
 
 
 def finder(namespace: str | None) -> Callable[[], Endpoint]:

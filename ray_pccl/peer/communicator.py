@@ -46,6 +46,8 @@ class Communicator(Collectives):
         rank: The rank to ask for: honoured in the group's first epoch. Survivors of a death keep their order.
         settings: How long to wait for what; from ``RAY_PCCL_*`` variables if not given.
         namespace: The Ray namespace of the master, if not the default one.
+        label: What the `peer_id` begins with; the names of the host and the process if not given.
+        expected_world_size: When this many have joined, the group forms at once, without its last call.
 
     May be used from several threads. Ranks are not stable across epochs. A forked child can't use its parent's.
     """
@@ -60,6 +62,8 @@ class Communicator(Collectives):
         rank: int | None = None,
         settings: Settings | None = None,
         namespace: str | None = None,
+        label: str | None = None,
+        expected_world_size: int = 0,
     ) -> None:
         self._group = _group_name(peer_group)
         _check_sizes(min_world_size, max_world_size, rank)
@@ -69,7 +73,9 @@ class Communicator(Collectives):
         self._namespace = namespace
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._peer_id = _new_peer_id()
+        self._label = label
+        self._expected = expected_world_size
+        self._peer_id = _new_peer_id(label)
         self._used_peer_id = False
         self._connection: MasterConnection | None = None
         self._connecting = False
@@ -144,12 +150,12 @@ class Communicator(Collectives):
             if life != self._life:
                 raise NotConnectedError(f"the communicator of group {self._group!r} was closed while it connected")
             if self._used_peer_id:
-                self._peer_id = _new_peer_id()
+                self._peer_id = _new_peer_id(self._label)
             self._used_peer_id = True
             ledger = Ledger()
             plane = DataPlane.towards(endpoint, self._group, self._peer_id, ledger)
             limits = (minimum, maximum, rank)
-            identity = Identity(self._peer_id, self._group, host_id(), *limits, watched, plane.address)
+            identity = Identity(self._peer_id, self._group, host_id(), *limits, watched, plane.address, self._expected)
             membership = Membership(identity, self._settings, time.monotonic(), ledger)
             connection = MasterConnection(membership, endpoint, resolve, self._events.put, plane)
             plane.start(connection.report_link)
@@ -307,10 +313,10 @@ class Communicator(Collectives):
             membership.require_member()
         return membership.view
 
-    def _vote(self, kind: VoteKind, timeout_s: float) -> bool:
+    def _vote(self, kind: VoteKind, timeout_s: float, only: tuple[str, ...] | None = None) -> bool:
         patience = check_timeout(timeout_s, f"{kind.value}()")
         connection = self._connected()
-        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now)))
+        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only)))
 
     def _query(self, what: Question) -> Reply:
         connection = self._connected()
@@ -366,8 +372,8 @@ def _abandon(connection: MasterConnection | None, events: EventQueue, running: O
     events.close()
 
 
-def _new_peer_id() -> str:
-    return f"{host_id()}-{os.getpid()}-{secrets.token_hex(8)}"
+def _new_peer_id(label: str | None) -> str:
+    return f"{label or f'{host_id()}-{os.getpid()}'}-{secrets.token_hex(8)}"
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()

@@ -24,6 +24,8 @@ class Identity:
     watched: bool = False
     address: str = ""
     """Where this peer's data plane listens."""
+    expected: int = 0
+    """When this many have joined, the group forms without a last call."""
 
 
 @dataclass(frozen=True, slots=True)

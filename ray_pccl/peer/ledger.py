@@ -67,12 +67,17 @@ class Ledger:
         """The peer begins the next operation of this tag. It may have been consumed before: see its state."""
         return self.begin(tag, epoch, now, retry=retry, root=root)[0]
 
-    def begin(self, tag: int, epoch: int, now: float, *, retry: bool, root: str) -> tuple[Key, Operation]:
-        """Like `enter`, with the operation itself, whose state tells what becomes of it."""
+    def begin(
+        self, tag: int, epoch: int, now: float, *, retry: bool, root: str, floor: int = 0
+    ) -> tuple[Key, Operation]:
+        """Like `enter`, with the operation itself, whose state tells what becomes of it.
+
+        Its number is at least `floor`: so members that were of two minds about what came before meet again there.
+        """
         with self._lock:
             self._require_thawed(now)
             self._require_epoch(epoch)
-            number = self._numbers.get(tag, 0)
+            number = max(floor, self._numbers.get(tag, 0))
             self._numbers[tag] = number + 1
             key = tag, number
             operation = self.operations.get(key)
@@ -109,8 +114,8 @@ class Ledger:
                 return False
             operation.state = _COMMITTED
             tag, number = key
-            for past in range(self._oldest.get(tag, 0), number):
-                self.operations.pop((tag, past), None)
+            for past in [past for of, past in self.operations if of == tag and past < number]:
+                del self.operations[tag, past]
             self._oldest[tag] = number
             return True
 

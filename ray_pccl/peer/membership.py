@@ -138,8 +138,9 @@ class Membership:
             timeout = max(0.0, self._join_ends - now)
             last_call = self.settings.last_call_s
             limits = (me.min_world_size, me.max_world_size, me.rank)
-            times = (timeout, last_call)
-            return [Join(me.peer_id, me.group, me.host, *limits, *times, me.watched, passive, self._dials, me.address)]
+            who = (me.peer_id, me.group, me.host)
+            dials, data = self._dials, me.address
+            return [Join(*who, *limits, timeout, last_call, me.watched, passive, dials, data, me.expected)]
         return self._registration(now)
 
     def _registration(self, now: float) -> list[Message]:
@@ -197,12 +198,14 @@ class Membership:
         """The peer wants in, within this time."""
         self._join_ends = now + timeout_s
 
-    def vote(self, kind: VoteKind, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
-        """The peer enters a call in which all members meet."""
+    def vote(
+        self, kind: VoteKind, timeout_s: float, now: float, only: tuple[str, ...] | None = None
+    ) -> tuple[Hashable, list[Effect]]:
+        """The peer enters a call in which all members meet, and which may admit others: `only` these, if given."""
         self.require_member()
         if kind in self._votes:
             raise UsageError(f"{kind.value}() of group {self.identity.group!r} is running in another thread already")
-        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s)
+        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s, only)
         self._votes[kind] = _Call(Vote(vote), now + timeout_s + SLACK_S)
         self._polled = now
         return kind, [Send(Vote(vote))]

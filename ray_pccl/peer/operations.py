@@ -168,9 +168,8 @@ class Operations:
                         self._await_minimum()
                         continue
                     request.settle_root(epoch)
-                    key, operation = ledger.begin(
-                        request.tag, epoch.number, now, retry=request.retry, root=request.root_id
-                    )
+                    retry, root, floor = request.retry, request.root_id, request.floor
+                    key, operation = ledger.begin(request.tag, epoch.number, now, retry=retry, root=root, floor=floor)
                 else:
                     fault_points.reach("before_retry")
                     ledger.again(key, epoch.number, now)

@@ -34,7 +34,11 @@ _recipes: dict[tuple[Any, ...], tuple[Recipe, QuantizationOptions]] = {}
 
 
 class Request:
-    """What the user asked for. It outlives epochs: the root is a peer, resolved once (R9)."""
+    """What the user asked for. It outlives epochs: the root is a peer, resolved once (R9).
+
+    With a `refusal` it fails on every member, for this peer has nothing to take part with. With a `root_label` the root
+    is the member whose id begins with it; if there is none any more, everyone gets `PeerLostError`.
+    """
 
     def __init__(
         self,
@@ -45,10 +49,14 @@ class Request:
         tag: int,
         op: ReduceOp = ReduceOp.SUM,
         root: int = NO_ROOT,
+        root_label: str = "",
         retry: bool = False,
         quantization: QuantizationOptions | None = None,
         operand: ReduceOperandDescriptor | None = None,
         output: Any = None,
+        signature: int = 0,
+        refusal: Failure | None = None,
+        floor: int = 0,
     ) -> None:
         self.kind = kind
         self.send = send
@@ -57,6 +65,10 @@ class Request:
         self.retry = retry and not kind.follows_world
         self._op = op
         self._root = root
+        self._root_label = root_label
+        self._signature = signature
+        self._refusal = refusal
+        self.floor = floor
         self.root_id = ""
         self._given = send
         self._output = output
@@ -75,7 +87,8 @@ class Request:
         if recv is None and self.kind in _NEEDS_RECV:
             raise UsageError(f"{name}() needs a tensor to receive into, on every peer")
         root = self._root
-        if self.kind in _ROOTED and (isinstance(root, bool) or not isinstance(root, int) or root < 0):
+        is_rank = isinstance(root, int) and not isinstance(root, bool) and root >= 0
+        if self.kind in _ROOTED and not is_rank and not self._root_label:
             raise UsageError(f"root is a rank from 0, not {root!r}")
         if datatype is None:
             if self.kind is not Kind.BARRIER:
@@ -99,12 +112,18 @@ class Request:
 
     def settle_root(self, epoch: Epoch) -> None:
         """Finds out which peer the root is."""
-        if self._root == NO_ROOT:
+        rank, label = self._root, self._root_label
+        if label:
+            rank = next((place for place, peer in enumerate(epoch.members) if peer.startswith(label)), NO_ROOT)
+            if rank == NO_ROOT:
+                gone = f"the root {label} is no member any more"
+                self._refusal = Failure("PeerLostError", gone, {"peers": [label], "reason": gone})
+        if rank == NO_ROOT:
             return
-        if self._root >= epoch.size:
+        if rank >= epoch.size:
             raise UsageError(f"root is a rank from 0 to {epoch.size - 1}, not {self._root!r}")
-        self.root_id = epoch.members[self._root]
-        is_root = self._root == epoch.rank
+        self.root_id = epoch.members[rank]
+        is_root = rank == epoch.rank
         if self.kind is Kind.BROADCAST:
             self.send = self._given if is_root else None
             self.recv = None if is_root else as_output(self._output)
@@ -113,6 +132,8 @@ class Request:
 
     def task(self, epoch: Epoch) -> Task:
         """The task in this epoch. `RefusedError` for tensors that do not fit the world: everyone is told."""
+        if self._refusal is not None:
+            raise RefusedError(self._refusal)
         root = epoch.members.index(self.root_id) if self.root_id else NO_ROOT
         is_root = root == epoch.rank
         count = self._count(epoch, is_root=is_root)
@@ -125,7 +146,7 @@ class Request:
 
     def _recipe(self, count: int, root: int) -> Recipe:
         datatype, options = self._datatype, self._options
-        key = (self.kind, count, id(datatype), id(self._op), id(options), self.retry, root)
+        key = (self.kind, count, id(datatype), id(self._op), id(options), self.retry, root, self._signature)
         known = _recipes.get(key)
         if known is not None:
             return known[0]
@@ -139,6 +160,7 @@ class Request:
             quantized=DataType.UINT8 if none else options.quantized_datatype,
             retry=self.retry,
             root=root,
+            signature=self._signature,
         )
         recipe = Recipe(header)
         if len(_recipes) >= _KEPT_RECIPES:
@@ -176,7 +198,7 @@ class Request:
             f"{self.kind.name.lower()} of {epoch.size} peers needs {what} of {due} elements on peer "
             f"{epoch.members[epoch.rank]} (rank {epoch.rank}), which has {has}"
         )
-        return RefusedError(Failure("UsageError", text))
+        return RefusedError(Failure("WorldChangedError", text))
 
     def _out(self) -> Array | None:
         recv = self.recv

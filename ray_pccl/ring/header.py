@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from ray_pccl.descriptors import DataType, QuantizationAlgorithm, ReduceOp
 
-HEADER = struct.Struct("<BBBBBBHqq")
+HEADER = struct.Struct("<BBBBBBHqqq")
 HEADER_BYTES = HEADER.size
 NO_ROOT = -1
 
@@ -44,11 +44,13 @@ class Header:
     quantized: DataType = DataType.UINT8
     retry: bool = True
     root: int = NO_ROOT
+    signature: int = 0
+    """Of what the operation is a part, where that matters: one that is not the same on all is a mismatch."""
 
     def pack(self) -> bytes:
         """Its bytes: equal if and only if the headers are."""
         kinds = (self.kind, self.datatype.value, self.op.value, self.algorithm.value, self.quantized.value)
-        return HEADER.pack(*kinds, self.retry, 0, self.count, self.root)
+        return HEADER.pack(*kinds, self.retry, 0, self.count, self.root, self.signature)
 
     def __str__(self) -> str:
         parts = []
@@ -60,6 +62,8 @@ class Header:
             parts.append(f"quantization={self.algorithm.name} {self.quantized.name}")
         if self.root != NO_ROOT:
             parts.append(f"root={self.root}")
+        if self.signature:
+            parts.append(f"signature={self.signature:016x}")
         if not self.kind.follows_world:
             parts.append(f"retry={self.retry}")
         return f"{self.kind.name.lower()}({', '.join(parts)})"
@@ -68,7 +72,7 @@ class Header:
 def describe(packed: bytes) -> str:
     """The text of a header that another member sent; of one that makes no sense, its bytes."""
     try:
-        kind, datatype, op, algorithm, quantized, retry, _, count, root = HEADER.unpack(packed)
+        kind, datatype, op, algorithm, quantized, retry, _, count, root, signature = HEADER.unpack(packed)
         header = Header(
             Kind(kind),
             count,
@@ -78,6 +82,7 @@ def describe(packed: bytes) -> str:
             DataType(quantized),
             bool(retry),
             root,
+            signature,
         )
     except (ValueError, struct.error):
         return f"an unknown operation ({packed.hex()})"

@@ -26,3 +26,23 @@ def test_all_reduce_is_timed_over_both_transports(tmp_path: Path) -> None:
     assert [times["key"] for times in result["times"]] == ["ours-auto", "ours-tcp"]
     assert all(0 < times["q1_s"] <= times["median_s"] <= times["q3_s"] for times in result["times"])
     assert content["machine"]["cores"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_collectives_over_refs_are_timed_against_gloo_and_the_naive_way(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "driver.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(file.read_text())["results"]
+    assert [(each["size"], each["actors"]) for each in results] == [
+        ("4 KiB", 2),
+        ("4 MiB", 2),
+        ("4 KiB", 4),
+        ("4 MiB", 4),
+        ("4 MiB", 1),
+    ]
+    assert all(set(each["medians_ms"]) == {"ours", "gloo", "naive", "bare"} for each in results[:-1])
+    assert all(median > 0 for each in results for median in each["medians_ms"].values())

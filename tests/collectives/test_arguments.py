@@ -22,7 +22,7 @@ def test_a_mistake_is_told_to_who_made_it_and_its_tag_goes_on(group: PeerGroup, 
 def test_tensors_that_do_not_fit_the_world_are_told_to_all_peers_at_once(group: PeerGroup, misfit: str) -> None:
     for everyone in (True, False):
         outcomes = together(group, misuse.misfit, misfit, everyone)
-        assert [outcome.error for outcome in outcomes] == ["UsageError"] * len(group), outcomes
+        assert [outcome.error for outcome in outcomes] == ["WorldChangedError"] * len(group), outcomes
         assert max(outcome.ended for outcome in outcomes) - max(outcome.entered for outcome in outcomes) < 1.0
         named = group[0].peer_id
         assert everyone or all(named in outcome.text for outcome in outcomes), outcomes
@@ -32,7 +32,7 @@ def test_tensors_that_do_not_fit_the_world_are_told_to_all_peers_at_once(group: 
 @over(2, 3)
 def test_a_refusal_is_heard_at_whatever_moment_it_comes(group: PeerGroup) -> None:
     outcomes = together(group, misuse.hears_late, f"gate of {group[0].peer_id}")
-    assert [outcome.error for outcome in outcomes] == ["UsageError"] * len(group), outcomes
+    assert [outcome.error for outcome in outcomes] == ["WorldChangedError"] * len(group), outcomes
     assert max(outcome.ended - outcome.entered for outcome in outcomes) < 2.0
 
 

@@ -157,6 +157,7 @@ def joining(peer_id: str, **given: object) -> Join:
         "last_call_s": 0.5,
         "watched": True,
         "passive_timeout_s": None,
+        "expected": 0,
     }
     assert set(given) <= set(fields), given
     return Join(peer_id, **(fields | given))  # type: ignore[arg-type]

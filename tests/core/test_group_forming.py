@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master_actor.core.actions import Append, Send
+from master_actor.core.actions import Append, ExpectationChanged, Send
 from master_actor.core.phases import Phase
 from master_actor.core.records import GroupClosed, GroupEmptied
 from ray_pccl.control.messages import Failure, Leave, News, Query, Question, Refused, Reply, StoreOp, StoreRequest
@@ -52,6 +52,34 @@ def test_a_group_forms_at_once_when_its_maximum_is_there() -> None:
     master = DrivenMaster()
     assert master.join("a", max_world_size=2) == []
     assert master.join("b", max_world_size=2) == new_epoch(1, "a", "b", limits=(2, 2))
+
+
+def test_a_group_forms_at_once_when_all_who_are_expected_are_there() -> None:
+    master = DrivenMaster()
+    limits = {"min_world_size": 1, "expected": 3, "last_call_s": 5.0}
+    assert master.join("a", **limits) == []
+    assert master.join("b", **limits) == []
+    assert master.at(4.9) == []
+    assert master.join("c", **limits) == new_epoch(1, "a", "b", "c", limits=(1, None))
+
+
+def test_a_group_does_not_wait_for_those_who_are_expected_beyond_its_last_call() -> None:
+    master = DrivenMaster()
+    limits = {"min_world_size": 1, "expected": 3, "last_call_s": 5.0}
+    master.join("a", **limits)
+    assert master.join("b", **limits) == []
+    assert master.at(5.0) == new_epoch(1, "a", "b", limits=(1, None))
+
+
+def test_a_group_forms_at_once_when_it_hears_that_nobody_else_will_come() -> None:
+    master = DrivenMaster()
+    limits = {"min_world_size": 2, "expected": 3, "last_call_s": 5.0}
+    master.join("a", **limits)
+    assert master.handle(ExpectationChanged("g", 1)) == [], "its minimum is not there"
+    assert master.handle(ExpectationChanged("g", 2)) == []
+    assert master.join("b", **limits) == new_epoch(1, "a", "b")
+    assert master.handle(ExpectationChanged("g", 5)) == []
+    assert master.handle(ExpectationChanged("no such group", 5)) == []
 
 
 def test_a_group_of_one_forms_alone() -> None:

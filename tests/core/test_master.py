@@ -133,3 +133,15 @@ def test_a_change_of_phase_that_is_not_in_the_table_tells_the_whole_story() -> N
         log.enter(Phase.STEADY, 2.0)
     assert "'g'" in str(caught.value) and "a first joiner" in str(caught.value)
     assert log.phase is Phase.FORMING
+
+
+def test_who_is_in_a_group_and_what_its_store_holds_is_told_to_who_asks() -> None:
+    master = _two_groups()
+    master.join("late")
+    set_both = StoreRequest(1, 0, StoreOp.SET, ("public/a", "own/b"), (b"1", b"2"))
+    master.say("a", set_both)
+    master.dies("b")
+    mine, other = master.master.describe("public/")
+    assert (mine.group, mine.epoch, mine.members, mine.waiting) == ("g", 1, ("a",), ("late",))
+    assert mine.entries == {"public/a": b"1"}
+    assert (other.group, other.members, other.entries) == ("h", ("x", "y"), {})

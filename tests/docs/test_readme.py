@@ -14,8 +14,15 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.ray
-def test_the_quickstart_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    [code] = re.findall(r"## In 20 lines\n\n```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+@pytest.mark.parametrize(
+    ("title", "printed"),
+    [
+        ("From the driver, in 20 lines", "[1.0, 1.0, 1.0, 1.0]\n[1. 1. 1.]"),
+        ("In actors, in 20 lines", "[(0, 6.0, 3), (1, 6.0, 3), (2, 6.0, 3)]"),
+    ],
+)
+def test_the_quickstarts_of_the_readme_run_as_they_stand(tmp_path: Path, title: str, printed: str) -> None:
+    [code] = re.findall(rf"## {title}\n\n```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 20
     script = tmp_path / "quickstart.py"
     script.write_text(code)
@@ -24,7 +31,7 @@ def test_the_quickstart_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "[(0, 6.0, 3), (1, 6.0, 3), (2, 6.0, 3)]" in done.stdout
+    assert printed in done.stdout
 
 
 def test_every_file_that_the_readme_points_to_exists() -> None:
