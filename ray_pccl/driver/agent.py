@@ -11,6 +11,7 @@ import contextlib
 import logging
 import pickle
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -168,6 +169,8 @@ class Seat:
 _seats: dict[str, Seat] = {}
 _left: set[str] = set()
 """The groups that this actor was made to leave."""
+_overtaken: dict[str, float] = {}
+"""Until when the call to join a group may still come, though another call for the group is here already."""
 _lock = threading.RLock()
 _seated = threading.Condition(_lock)
 _threads = Workers()
@@ -302,8 +305,11 @@ def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) 
 def _seat_of(call: Call) -> Seat:
     """The seat that the caller means; `ActorLostError` in a process that is not the one it knows."""
     with _seated:
-        if not call.peer:  # the very first calls may overtake the one to join, where the actor has threads
-            _seated.wait_for(lambda: call.spec.name in _seats or call.spec.uid in _left, OVERTAKING_S)
+        if not call.peer and not internals.runs_calls_in_order():
+            # The very first calls may overtake the one to join. It is waited for once, and not by each call anew: to a
+            # process that was restarted it does not come before all calls that were meant for its predecessor are done.
+            patience = _overtaken.setdefault(call.spec.uid, time.monotonic() + OVERTAKING_S) - time.monotonic()
+            _seated.wait_for(lambda: call.spec.name in _seats or call.spec.uid in _left, patience)
         seat = _seats.get(call.spec.name)
     if seat is None or seat.spec.uid != call.spec.uid or call.peer not in ("", seat.communicator.peer_id):
         raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")

@@ -154,6 +154,12 @@ def is_async_actor() -> bool:
     return bool(_worker().core_worker.current_actor_is_asyncio())
 
 
+def runs_calls_in_order() -> bool:
+    """Whether this process is an actor with one thread, in which no call overtakes another of the same caller."""
+    core_worker = _worker().core_worker
+    return not core_worker.current_actor_is_asyncio() and core_worker.current_actor_max_concurrency() <= 1
+
+
 _in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("ray_pccl in the event loop", default=False)
 _alone = threading.Lock()
 

@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from master_actor.actor import MASTER_NAME, MasterActor, erase_journal
 from ray_pccl.control.endpoint import Endpoint
+from ray_pccl.driver import internals
 from ray_pccl.errors import MasterNotFoundError, MasterStoppedError, MasterUnreachableError, UsageError
 from ray_pccl.settings import PREFIX, Settings
 from ray_pccl.types import GroupStatus
@@ -111,8 +112,13 @@ def finder(namespace: str | None) -> Callable[[], Endpoint]:
     namespace = _namespace(namespace)
 
     def find() -> Endpoint:
-        if not ray.is_initialized():  # or get_actor() would start a Ray of its own
-            raise UsageError("Ray was shut down in this process, so the master can't be looked up any more")
+        try:
+            with internals.in_background():  # a communicator asks in a thread of its own
+                return ask()
+        except internals.RayGoneError as gone:
+            raise UsageError(f"{gone}, so the master can't be looked up any more") from None
+
+    def ask() -> Endpoint:
         try:
             actor = ray.get_actor(MASTER_NAME, namespace=namespace)
         except ValueError:
