@@ -72,7 +72,8 @@ class Owner:
         self._keepers: dict[str, list[_Keeper]] = {}
         self._past: collections.deque[tuple[str, int]] = collections.deque(maxlen=REMEMBERED)
         """Claims that ended lately: an actor that connects, for the first time or as another process, is told."""
-        self._address = internals.own_address()
+        self._address = b""
+        """Of this process in the Ray that it is connected to: another one, later, knows it by another."""
         self._making: list[Any] = []
         """Anchors of calls that have not ended: until then nothing but this holds them."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -87,6 +88,7 @@ class Owner:
         """A new claim: to be made before the call that it goes along with."""
         number = next(self._numbers)
         self._wanted.add(number)
+        self._address = self._address or internals.own_address()
         return Claim(self._contact, number, self._address)
 
     def bind(self, claim: Claim, anchor: Any, actor_id: str) -> None:
@@ -143,6 +145,7 @@ class Owner:
         """Ray is shut down: what this process owned is no more."""
         self._started.clear()
         self._making = []
+        self._address = b""
 
     def _look(self) -> None:
         while self._arrived:
