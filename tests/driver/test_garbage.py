@@ -33,6 +33,7 @@ from tests.driver.workers import (
     identity,
     kill,
     pid_of,
+    run_driver,
     start,
     total,
 )
@@ -46,6 +47,28 @@ SOON_S = 20.0
 """For what Ray has to find out first, such as the death of a process."""
 MAX_GROWTH = 16 << 20
 NOTHING = StoreStats(0, 0)
+
+
+DRIVER_OF_TWO_RAYS = """
+import time
+import numpy as np, ray_pccl
+from ray_pccl.testing.cluster import local_ray
+from tests.driver.workers import get, start
+for _ in range(2):
+    with local_ray():
+        actors = start(2)
+        group = ray_pccl.create_group(actors, "group")
+        group.wait_ready(60)
+        began = time.monotonic()
+        for _ in range(5):  # none is waited for, so that anchors are looked up while their calls run
+            reduced = group.allreduce_refs([actor.make.remote(np.ones, 3) for actor in actors])
+        values = get(reduced)
+        took = time.monotonic() - began
+        del reduced
+        while any(ray_pccl.store_stats(actor).objects for actor in actors):
+            time.sleep(0.01)
+        print([value.tolist() for value in values], "slow" if took > 2.5 else "fast", flush=True)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +98,13 @@ def time_to_free(worker: Any, free: Callable[[], None]) -> float:
     free()
     eventually(lambda: held(worker) == NOTHING, SOON_S, every_s=0.001)
     return time.monotonic() - began
+
+
+def test_a_driver_owns_its_values_in_one_ray_as_it_did_in_another_before(ray_local: Any) -> None:
+    printed = run_driver(DRIVER_OF_TWO_RAYS)
+
+    lines = [line for line in printed.splitlines() if line.startswith("[[")]
+    assert lines == ["[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] fast"] * 2
 
 
 # --------------------------------------------------------------------------------------------------------- store_stats

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +16,7 @@ import ray_pccl
 from ray_pccl import ReduceOp, RendezvousTimeoutError, SettingsError, UsageError
 from ray_pccl.driver.creating import LAST_CALL_S
 from ray_pccl.testing import eventually
-from tests.driver.workers import AsyncActor, Gate, WorkerActor, end, get, identity, pid_of, published, start
+from tests.driver.workers import AsyncActor, Gate, WorkerActor, end, get, identity, pid_of, published, run_driver, start
 
 pytestmark = pytest.mark.ray
 
@@ -365,38 +362,15 @@ def test_a_group_is_found_by_its_name_here_and_in_any_actor(group: Any, workers:
 
 def test_a_group_is_found_and_used_by_another_driver(group: Any, workers: list[Any], name: str) -> None:
     eventually(lambda: published(name) == 3, 20)
-    address = ray.get_runtime_context().gcs_address
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND_DRIVER, address, name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    printed = run_driver(SECOND_DRIVER, name)
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [3, [[3, 6, 9, 12]] * 3, [3, 3, 3]]
+    assert json.loads(printed.splitlines()[-1]) == [3, [[3, 6, 9, 12]] * 3, [3, 3, 3]]
     assert sums(group, workers) == [3, 3, 3]
 
 
 def test_a_driver_lives_on_when_it_has_shut_ray_down_and_a_group_is_left(ray_local: Any, name: str) -> None:
-    address = ray.get_runtime_context().gcs_address
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER_THAT_GOES_ON, address, name],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-    assert done.stdout.split("\n") == ["still here", "still here", ""], done.stderr
-    assert done.returncode == 0, done.stderr
+    assert run_driver(DRIVER_THAT_GOES_ON, name).split("\n") == ["still here", "still here", ""]
 
 
 def test_two_callers_of_one_group_do_not_mix_their_calls(group: Any, workers: list[Any], name: str) -> None:
