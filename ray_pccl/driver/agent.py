@@ -12,10 +12,12 @@ import logging
 import pickle
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import ray
 from ray.exceptions import RayActorError
 
@@ -63,11 +65,11 @@ class GroupSpec:
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective that a driver asks for."""
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One collective that a driver asks for. It travels as bytes, which Ray does not have to pickle."""
 
-    spec: GroupSpec
+    group: str
+    uid: str
     caller: int
     """Names who calls: the tag of all its operations."""
     number: int
@@ -75,6 +77,8 @@ class Call:
     """The number of the caller's first call to this actor since it joined."""
     kind: str
     claim: Claim | None = None
+    kept: str = ""
+    """The name of the value, where the caller knows that the actor keeps it: its ref need not come along then."""
     peer: str = ""
     """Whom the caller means: another process of the same actor does not take part."""
     admits: tuple[str, ...] = ()
@@ -84,6 +88,10 @@ class Call:
     root: str = ""
     places: tuple[str, ...] = ()
     """What the ids of the members begin with, in the order in which the caller named them."""
+
+
+encode_call = msgspec.msgpack.Encoder().encode
+_decode_call = msgspec.msgpack.Decoder(Call).decode
 
 
 class Seat:
@@ -250,32 +258,33 @@ def absent(actor: Any, lost: str, reason: str) -> None:
     raise actor_lost(lost, reason)
 
 
-def run(actor: Any, call: Call, inputs: list[Any]) -> Any:
-    """Takes part in a collective with the value of the ref in `inputs`, if there is one.
+def run(actor: Any, call: bytes, inputs: Sequence[Any]) -> Any:
+    """Takes part in a collective, with the value that the call names, or that of the ref in `inputs`, if there is one.
 
     The ref is wrapped in a list, so that this runs also if its task failed: then the others are told at once.
     """
     del actor
+    decoded = _decode_call(call)
     if internals.is_async_actor():
-        return internals.run_in_event_loop(_run_async(call, inputs))
-    _arrive(call)
+        return internals.run_in_event_loop(_run_async(decoded, inputs))
+    _arrive(decoded)
     value, failure = None, None
     try:
-        value = ray.get(inputs[0]) if inputs else None
+        value = ray.get(inputs[0]) if inputs else _kept_for(decoded)
     except Exception as error:
         failure = error.with_traceback(None)
     try:
-        return _take_part(call, value, failure, _anchor(call))
+        return _take_part(decoded, value, failure, _anchor(decoded))
     finally:
         del value, failure, inputs  # an error that is raised holds its frames: they must not hold it, nor any ref
 
 
-async def _run_async(call: Call, inputs: list[Any]) -> Any:
+async def _run_async(call: Call, inputs: Sequence[Any]) -> Any:
     anchor = _anchor(call)
     await asyncio.to_thread(_arrive, call)
     value, failure = None, None
     try:
-        value = await inputs[0] if inputs else None
+        value = await inputs[0] if inputs else _kept_for(call)
     except Exception as error:
         failure = error.with_traceback(None)
     try:
@@ -308,10 +317,10 @@ def _seat_of(call: Call) -> Seat:
         if not call.peer and not internals.runs_calls_in_order():
             # The very first calls may overtake the one to join. It is waited for once, and not by each call anew: to a
             # process that was restarted it does not come before all calls that were meant for its predecessor are done.
-            patience = _overtaken.setdefault(call.spec.uid, time.monotonic() + OVERTAKING_S) - time.monotonic()
-            _seated.wait_for(lambda: call.spec.name in _seats or call.spec.uid in _left, patience)
-        seat = _seats.get(call.spec.name)
-    if seat is None or seat.spec.uid != call.spec.uid or call.peer not in ("", seat.communicator.peer_id):
+            patience = _overtaken.setdefault(call.uid, time.monotonic() + OVERTAKING_S) - time.monotonic()
+            _seated.wait_for(lambda: call.group in _seats or call.uid in _left, patience)
+        seat = _seats.get(call.group)
+    if seat is None or seat.spec.uid != call.uid or call.peer not in ("", seat.communicator.peer_id):
         raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")
     return seat
 
@@ -319,6 +328,15 @@ def _seat_of(call: Call) -> Seat:
 def _arrive(call: Call) -> None:
     """Later calls of the same caller wait for this one from now on, however long its value takes."""
     _seat_of(call).lane(call.caller).arrive(call.number, call.first)
+
+
+def _kept_for(call: Call) -> Any:
+    if not call.kept:
+        return None
+    try:
+        return local_store().value(call.kept)
+    except KeyError:
+        raise actor_lost(actor_id(), "it kept the value in an earlier process of its") from None
 
 
 def _anchor(call: Call) -> Any:
@@ -361,7 +379,7 @@ def _result_of(call: Call, value: Any, failure: Exception | None) -> Any:
     except OperationTimeoutError as error:
         if member.patience_s is None:
             raise
-        text = f"{', '.join(strangers)} are in group {call.spec.name!r}, and were not called: use get_group() again"
+        text = f"{', '.join(strangers)} are in group {call.group!r}, and were not called: use get_group() again"
         raise UsageError(f"{text} ({error})") from None
     except ActorLostError:
         raise

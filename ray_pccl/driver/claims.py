@@ -66,6 +66,8 @@ class Owner:
         self._contact = desk.contact
         self._numbers = itertools.count()
         self._wanted: set[int] = set()
+        self._names: dict[Any, str] = {}
+        """What values are kept as, if they are, by the ids of the calls whose anchors somebody holds."""
         self._started: collections.deque[Any] = collections.deque()
         self._ended: collections.deque[tuple[str, int]] = collections.deque()
         self._arrived: collections.deque[_Keeper] = collections.deque()
@@ -93,12 +95,26 @@ class Owner:
 
     def bind(self, claim: Claim, anchor: Any, actor_id: str) -> None:
         """The claim is that of a call to this actor: it ends when the last copy of its anchor is gone."""
-        number = claim.number
-        if internals.on_out_of_scope(anchor, lambda _: self.end(number, actor_id)):
+        number, task = claim.number, anchor.task_id()
+
+        def end(_: bytes) -> None:
+            self._names.pop(task, None)
+            self.end(number, actor_id)
+
+        self._names[task] = str(claim)
+        if internals.on_out_of_scope(anchor, end):
             self._started.append(anchor)
             self._rouse()
         else:
-            self.end(number, actor_id)
+            end(b"")
+
+    def name_of(self, ref: Any) -> str:
+        """The name under which the actor of the ref keeps its value, if it is known to keep it; else nothing.
+
+        It does so for as long as somebody holds the ref.
+        """
+        name = self._names.get(ref.task_id(), "")
+        return name if name and internals.second_if_ready(ref) is True else ""
 
     def end(self, number: int, actor_id: str) -> None:
         """Nobody wants the value any more. May be called by any thread, at any moment."""
@@ -145,6 +161,7 @@ class Owner:
         """Ray is shut down: what this process owned is no more."""
         self._started.clear()
         self._making = []
+        self._names.clear()
         self._address = b""
 
     def _look(self) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import ray
 
 from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import agent
-from ray_pccl.driver.agent import Call, GroupSpec, actor_of, label_of
+from ray_pccl.driver.agent import Call, GroupSpec, actor_of, encode_call, label_of
 from ray_pccl.driver.claims import local_owner
 from ray_pccl.driver.roster import LOOK_S, Actor, Roster, State
-from ray_pccl.driver.watching import Watch
+from ray_pccl.driver.watching import Followed, Watch
 from ray_pccl.errors import RendezvousTimeoutError, UsageError
 from ray_pccl.settings import check_timeout
 
@@ -209,18 +210,13 @@ class Group:
         for actor, refs in inputs:
             if actor.state is State.SEATED:
                 claim = owner.claim()
-                first = number if actor.first is None else actor.first
-                call = Call(
-                    self._roster.spec, self._caller, number, first, kind, claim, actor.peer_id, places=places, **given
-                )
-                result, anchor = actor.ask(name, agent.run, call, refs, num_returns=2, max_task_retries=0)
-                actor.first = first
+                result, anchor = self._ask(actor, number, kind, refs, claim=claim, places=places, **given)
                 owner.bind(claim, anchor, actor.id)
                 results.append(result)
             else:
                 reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
                 results.append(actor.ask(name, agent.absent, actor.id, reason, max_task_retries=0))
-        self._follow([actor for actor, _ in inputs], results)
+        self._follow([actor for actor, _ in inputs], results, [refs for _, refs in inputs])
         return results
 
     def _admit(self) -> None:
@@ -230,24 +226,33 @@ class Group:
             return
         seated = [actor for actor in self._roster.actors.values() if actor.state is State.SEATED]
         number, self._number = self._number, self._number + 1
-        results = []
-        for actor in seated:
-            first = number if actor.first is None else actor.first
-            admits = tuple(each.peer_id for each in waiting)
-            call = Call(self._roster.spec, self._caller, number, first, "admit", None, actor.peer_id, admits)
-            name = f"ray_pccl.admit({self.name})"
-            results.append(actor.ask(name, agent.run, call, [], max_task_retries=0))
-            actor.first = first
+        admits = tuple(each.peer_id for each in waiting)
+        results = [self._ask(actor, number, "admit", [], admits=admits) for actor in seated]
         self._follow(seated, results)
         for actor in waiting:
             actor.state, actor.votes = State.SEATED, results
 
-    def _follow(self, actors: Sequence[Actor], results: Sequence[Any]) -> None:
+    def _ask(self, actor: Actor, number: int, kind: str, refs: list[Any], **given: Any) -> Any:
+        """Has one actor take part: the ref of its result, and that of the anchor if there is a claim."""
+        spec = self._roster.spec
+        actor.first = number if actor.first is None else actor.first
+        kept = local_owner().name_of(refs[0]) if refs else ""
+        call = Call(
+            spec.name, spec.uid, self._caller, number, actor.first, kind, kept=kept, peer=actor.peer_id, **given
+        )
+        part = (agent.run, encode_call(call), () if kept else refs)
+        returns = 2 if "claim" in given else 1
+        return actor.ask(f"ray_pccl.{kind}({self.name})", *part, num_returns=returns, max_task_retries=0)
+
+    def _follow(self, actors: Sequence[Actor], results: Sequence[Any], held: Sequence[Any] = ()) -> None:
+        """Looks after results until they are there, and holds until then what was given for them."""
+
         def on_loss(actor: Actor) -> Any:
             life, asked = actor.life, actor.state is State.SEATED
             return lambda reason: self._roster.lost(actor, life, reason) if asked else None
 
-        _watch.follow([(result, actor.id, on_loss(actor)) for actor, result in zip(actors, results, strict=True)])
+        followed = zip_longest(actors, results, held)
+        _watch.follow([Followed(result, actor.id, on_loss(actor), given) for actor, result, given in followed])
 
     # ----------------------------------------------------------------------------------------------- inside
 

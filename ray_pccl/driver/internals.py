@@ -21,6 +21,8 @@ import ray
 
 _PYTHON = b"PYTHON"
 _SECOND = (2).to_bytes(4, "little")
+_IS_THERE = b"\x12\x08\x12\x06PYTHON"
+"""Ray's `GetObjectStatusReply` with an empty object: who is told this along with a ref does not ask its owner."""
 
 
 def _worker() -> Any:
@@ -146,7 +148,18 @@ def second_return(owner: bytes) -> Any:
 
     task_id = ray.get_runtime_context().get_task_id()
     assert task_id is not None
-    return _object_ref_deserializer(bytes.fromhex(task_id) + _SECOND, "", owner, b"", None)  # type: ignore[no-untyped-call]
+    return _object_ref_deserializer(bytes.fromhex(task_id) + _SECOND, "", owner, _IS_THERE, None)  # type: ignore[no-untyped-call]
+
+
+def second_if_ready(ref: Any) -> Any:
+    """The second object that the call of a ref of our own has returned; None if it has not yet, or has failed."""
+    second: Any = ray.ObjectRef(ref.task_id().binary() + _SECOND)
+    if not ray.wait([second], timeout=0, fetch_local=False)[0]:
+        return None
+    try:
+        return ray.get(second)
+    except Exception:  # that of the call
+        return None
 
 
 def is_async_actor() -> bool:

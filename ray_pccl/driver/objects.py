@@ -64,7 +64,7 @@ def unbox(ticket: Ticket, anchor: Any) -> Any:
     del anchor  # it has come along only so that Ray counts it
     if ticket.holder.token == local_desk().contact.token:
         try:
-            return put_together(ticket.skeleton, local_store().tensors(ticket.name))
+            return local_store().value(ticket.name)
         except KeyError:
             return actor_lost(ticket.actor_id, "it held a value, which was freed")
     try:
@@ -78,7 +78,8 @@ class ObjectStore:
     """The values that this process holds."""
 
     def __init__(self) -> None:
-        self._tensors: dict[str, list[Any]] = {}
+        self._values: dict[str, tuple[Any, list[Any]]] = {}
+        """Skeletons and tensors, by name."""
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self._duties: dict[str, Duty] = {}
@@ -86,35 +87,41 @@ class ObjectStore:
         self._lock = threading.RLock()
         serve(self.tensors)
 
-    def keep(self, value: Any, claim: Claim, anchor: Any) -> tuple[Any, None]:
+    def keep(self, value: Any, claim: Claim, anchor: Any) -> tuple[Any, bool]:
         """What a method has to return so that its value stays here for as long as it is claimed: two objects.
 
         The first is the value itself if it has no tensors, or if its owner can't be reached. The second is the anchor,
-        of which this is nothing but the contents.
+        of which this is the contents: whether the value is kept.
         """
         skeleton, tensors = take_apart(value)
         if not tensors:
-            return value, None
+            return value, False
         forms = tuple(form_of(tensor) for tensor in tensors)
         try:
             duty = self._duty(claim.owner)
         except OSError as error:
             log.warning("a value goes through Ray's object store, since its owner can't be reached: %s", error)
-            return value, None
+            return value, False
         name = str(claim)
         with self._lock:
             self._drop(claim)  # of an earlier attempt at the same task
-            self._tensors[name] = tensors
+            self._values[name] = skeleton, tensors
             self._sizes[name] = size = sum(form.nbytes for form in forms)
             self._bytes += size
         if not duty.keep(claim.number):
             self._drop(claim)
-        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms), anchor), None
+        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms), anchor), True
+
+    def value(self, name: str) -> Any:
+        """A value, of the very tensors that are held. `KeyError` if it is not."""
+        with self._lock:
+            skeleton, tensors = self._values[name]
+        return put_together(skeleton, tensors)
 
     def tensors(self, name: str) -> list[Any]:
         """The tensors of a value, in order. `KeyError` if it is not held."""
         with self._lock:
-            return self._tensors[name]
+            return self._values[name][1]
 
     def stats(self) -> StoreStats:
         """How much is held."""
@@ -131,11 +138,11 @@ class ObjectStore:
 
     def _drop(self, claim: Claim) -> None:
         with self._lock:
-            self._tensors.pop(str(claim), None)
+            self._values.pop(str(claim), None)
             self._bytes -= self._sizes.pop(str(claim), 0)
 
 
-def keep_for(claim: Claim, value: Any) -> tuple[Any, None]:
+def keep_for(claim: Claim, value: Any) -> tuple[Any, bool]:
     """Keeps what the present task is about to return. See `ObjectStore.keep`."""
     return local_store().keep(value, claim, internals.second_return(claim.address))
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError, WorkerCrashedError
@@ -24,25 +24,36 @@ _LOOK_S = 0.02
 _REMEMBERED = 10_000
 
 
+class Followed(NamedTuple):
+    """A result that is not there yet."""
+
+    result: Any
+    actor_id: str
+    on_loss: Loss
+    """Called with the reason if the actor itself was lost."""
+    given: Any = None
+    """What the actor needs for it: held until then."""
+
+
 class Watch:
     """Follows results until they are there, and no longer, so that it keeps none alive."""
 
     def __init__(self) -> None:
-        self._new: collections.deque[tuple[Any, str, Loss]] = collections.deque()
+        self._new: collections.deque[Followed] = collections.deque()
         self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._pending: dict[Any, tuple[str, Loss]] = {}
+        self._pending: dict[Any, Followed] = {}
         internals.in_background.holds_refs(self._let_go)
         self._actor_of: collections.OrderedDict[str, str] = collections.OrderedDict()
         """The actor of each result that is not there yet, and of the last ones that failed."""
 
-    def follow(self, results: Sequence[tuple[Any, str, Loss]]) -> None:
-        """Watches over results of actors. The function is called with the reason if the actor itself was lost."""
+    def follow(self, results: Sequence[Followed]) -> None:
+        """Watches over results of actors."""
         internals.translate_errors(self._translate)
         with self._lock:
-            for result, actor_id, _ in results:
-                self._actor_of[result.hex()] = actor_id
+            for each in results:
+                self._actor_of[each.result.hex()] = each.actor_id
             while len(self._actor_of) > _REMEMBERED:
                 self._actor_of.popitem(last=False)
             self._new.extend(results)
@@ -79,24 +90,24 @@ class Watch:
         self._pending.clear()
         self._actor_of.clear()
 
-    def _take_on(self, pending: dict[Any, tuple[str, Loss]]) -> None:
+    def _take_on(self, pending: dict[Any, Followed]) -> None:
         # A method of its own: what it has in its hands is let go when it returns, and not at the next call.
         while self._new:
-            result, actor_id, on_loss = self._new.popleft()
-            pending[result] = (actor_id, on_loss)
+            followed = self._new.popleft()
+            pending[followed.result] = followed
 
-    def _look(self, pending: dict[Any, tuple[str, Loss]]) -> None:
+    def _look(self, pending: dict[Any, Followed]) -> None:
         if not pending:
             return
         refs = list(pending)
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         for result in done:
-            actor_id, on_loss = pending.pop(result)
+            followed = pending.pop(result)
             error = internals.error_in(result)
             if error is None:
                 self._actor_of.pop(result.hex(), None)
-            elif (reason := _loss_of(actor_id, error)) is not None:
-                on_loss(reason)
+            elif (reason := _loss_of(followed.actor_id, error)) is not None:
+                followed.on_loss(reason)
 
 
 def _loss_of(actor_id: str, error: BaseException) -> str | None:

@@ -9,7 +9,6 @@ import pytest
 
 from ray_pccl.driver import agent, internals
 from ray_pccl.driver.errors import ActorLostError
-from ray_pccl.settings import Settings
 
 ME = "0123456789abcdef"
 SHORTLY_S = 0.3
@@ -26,8 +25,8 @@ def another_process_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def call(number: int) -> agent.Call:
-    spec = agent.GroupSpec("g", "uid of g", None, 1, None, 1, Settings())
-    return agent.Call(spec, caller=1, number=number, first=0, kind="allreduce")
+
+    return agent.Call("g", "uid of g", caller=1, number=number, first=0, kind="allreduce")
 
 
 def refused_after_s(number: int) -> float:
