@@ -1,7 +1,6 @@
-"""What runs inside an actor: its places in groups, and the hidden calls that the driver's side makes.
+"""What runs inside an actor: the hidden calls that the driver's side makes.
 
-The functions whose first parameter is `actor` are handed to `__ray_call__`, so any actor can run them; the rest is
-this process's own state. An actor that was restarted is another process, which sits in no group until it is asked to.
+The functions whose first parameter is `actor` are handed to `__ray_call__`, so any actor can run them.
 """
 
 from __future__ import annotations
@@ -9,12 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pickle
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,8 +21,8 @@ from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import internals, reducing
 from ray_pccl.driver.claims import Claim
 from ray_pccl.driver.errors import ActorLostError, actor_lost
-from ray_pccl.driver.lanes import Lane
 from ray_pccl.driver.objects import StoreStats, actor_id, local_store
+from ray_pccl.driver.seats import GroupSpec, Seat, actor_of, local_seats
 from ray_pccl.errors import (
     CollectiveMismatchError,
     NotConnectedError,
@@ -37,32 +32,12 @@ from ray_pccl.errors import (
     PeerLostError,
     UsageError,
 )
-from ray_pccl.peer.communicator import Communicator
 from ray_pccl.peer.handles import Workers
-from ray_pccl.settings import Settings
 
 log = logging.getLogger("ray_pccl.driver")
 
-PREFIX = "ray_pccl/"
-OVERTAKING_S = 2.0
 STRANGERS_S = 4.0
 """How long a call waits for members that its caller does not know: longer than it takes to find out that one died."""
-SPEC, HANDLES = PREFIX + "spec", PREFIX + "actor/"
-"""Where the group's key-value store keeps what `get_group` needs: what the group is, and its actors' handles."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """What all actors of a group have to know to join it."""
-
-    name: str
-    uid: str
-    """Two groups of one name, one after the other, are two groups."""
-    namespace: str | None
-    min_world_size: int
-    max_world_size: int | None
-    expected: int
-    settings: Settings
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -94,118 +69,8 @@ encode_call = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(Call).decode
 
 
-class Seat:
-    """This process's place in one group."""
-
-    def __init__(self, spec: GroupSpec, rank: int | None) -> None:
-        self.spec = spec
-        self._rank = rank
-        self.communicator = self._new_communicator()
-        self._joined: Future[None] | None = None
-        self._lanes: dict[int, Lane] = {}
-        self._lock = threading.Lock()
-
-    def _new_communicator(self) -> Communicator:
-        spec = self.spec
-        return Communicator(
-            spec.name,
-            min_world_size=spec.min_world_size,
-            max_world_size=spec.max_world_size,
-            rank=self._rank,
-            settings=spec.settings,
-            namespace=spec.namespace,
-            label=label_of(actor_id()),
-            expected_world_size=spec.expected,
-        )
-
-    def join(self) -> str:
-        """Begins to join, if that is due, in a thread of its own. The id under which it does."""
-        with self._lock:
-            if self._joined is None or (self._joined.done() and not self._is_member()):
-                if self._joined is not None:  # another peer, whose id is known from the start
-                    self.communicator.close()
-                    self.communicator = self._new_communicator()
-                    self._lanes.clear()
-                self._joined = Future()
-                arguments = (self.communicator, self._joined)
-                threading.Thread(target=self._connect, args=arguments, name="ray_pccl-join", daemon=True).start()
-            return self.communicator.peer_id
-
-    def _is_member(self) -> bool:
-        try:
-            return self.communicator.world_size > 0
-        except PCCLError:
-            return False
-
-    def _connect(self, communicator: Communicator, joined: Future[None]) -> None:
-        try:
-            communicator.connect()
-            joined.set_result(None)
-        except BaseException as error:
-            joined.set_exception(error)
-            return
-        try:
-            handle = ray.get_runtime_context().current_actor
-            communicator.store.set(SPEC, pickle.dumps(self.spec))
-            communicator.store.set(HANDLES + actor_id(), pickle.dumps(handle))
-        except PCCLError as error:
-            log.warning("the group does not know the handle of this actor: %s", error)
-
-    def member(self) -> Communicator:
-        """The communicator, once it is a member's. Raises why it is none."""
-        joined = self._joined
-        if joined is None:
-            raise UsageError(f"this actor was never asked to join group {self.spec.name!r}")
-        joined.result()
-        return self.communicator
-
-    def leave(self) -> None:
-        """Leaves the group, and its list of actors."""
-        try:
-            if self._is_member():
-                self.communicator.store.delete(HANDLES + actor_id())
-        except PCCLError as error:
-            log.info("group %s still lists this actor: %s", self.spec.name, error)
-        self.communicator.close()
-
-    def lane(self, caller: int) -> Lane:
-        """The order in which this caller's calls are made."""
-        with self._lock:
-            return self._lanes.setdefault(caller, Lane())
-
-
-_seats: dict[str, Seat] = {}
-_left: set[str] = set()
-"""The groups that this actor was made to leave."""
-_overtaken: dict[str, float] = {}
-"""Until when the call to join a group may still come, though another call for the group is here already."""
-_lock = threading.RLock()
-_seated = threading.Condition(_lock)
 _threads = Workers()
 """For calls of async actors: they end with the process, whatever they wait for."""
-
-
-def label_of(actor_id: str) -> str:
-    """What the id of an actor's peers begins with."""
-    return f"actor-{actor_id}"
-
-
-def actor_of(peer_id: str) -> str | None:
-    """The actor of a peer, if it is one."""
-    kind, _, rest = peer_id.partition("-")
-    return rest.partition("-")[0] if kind == "actor" else None
-
-
-def seat_in(name: str | None) -> Seat:
-    """This actor's place in a group; in its only one if none is named."""
-    with _lock:
-        if name is None and len(_seats) == 1:
-            return next(iter(_seats.values()))
-        if name is not None and name in _seats:
-            return _seats[name]
-        mine = ", ".join(map(repr, _seats)) or "no group"
-    wanted = "name one of them" if name is None else f"not in {name!r}"
-    raise UsageError(f"this process is in {mine}: {wanted}; the driver adds actors with create_group() or group.add()")
 
 
 # ----------------------------------------------------------------------------------------- run by `__ray_call__`
@@ -217,18 +82,7 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
     Raises `UsageError` if it was made to leave the group, and is not `invited` anew: a caller may not know that yet.
     """
     del actor
-    with _lock:
-        if invited:
-            _left.discard(spec.uid)
-        if spec.uid in _left:
-            raise UsageError(f"actor {actor_id()} was made to leave group {spec.name!r}")
-        seat = _seats.get(spec.name)
-        old = seat if seat is not None and seat.spec.uid != spec.uid else None
-        if seat is None or old is not None:
-            seat = _seats[spec.name] = Seat(spec, rank)
-            _seated.notify_all()
-    if old is not None:
-        old.communicator.close()
+    seat = local_seats.take(spec, rank, invited=invited)
     if internals.is_async_actor():
         internals.await_calls()
     return seat.join()
@@ -237,13 +91,7 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
 def leave(actor: Any, name: str, uid: str) -> None:
     """Has this actor leave a group, if it is in it."""
     del actor
-    with _lock:
-        _left.add(uid)
-        seat = _seats.get(name)
-        if seat is None or seat.spec.uid != uid:
-            return
-        del _seats[name]
-    seat.leave()
+    local_seats.leave(name, uid)
 
 
 def stats(actor: Any) -> StoreStats:
@@ -312,17 +160,7 @@ def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) 
 
 
 def _seat_of(call: Call) -> Seat:
-    """The seat that the caller means; `ActorLostError` in a process that is not the one it knows."""
-    with _seated:
-        if not call.peer and not internals.runs_calls_in_order():
-            # The very first calls may overtake the one to join. It is waited for once, and not by each call anew: to a
-            # process that was restarted it does not come before all calls that were meant for its predecessor are done.
-            patience = _overtaken.setdefault(call.uid, time.monotonic() + OVERTAKING_S) - time.monotonic()
-            _seated.wait_for(lambda: call.group in _seats or call.uid in _left, patience)
-        seat = _seats.get(call.group)
-    if seat is None or seat.spec.uid != call.uid or call.peer not in ("", seat.communicator.peer_id):
-        raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")
-    return seat
+    return local_seats.meant(call.group, call.uid, call.peer)
 
 
 def _arrive(call: Call) -> None:

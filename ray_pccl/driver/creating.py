@@ -10,8 +10,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from ray_pccl.driver import agent
-from ray_pccl.driver.agent import GroupSpec
+from ray_pccl.driver import agent, seats
 from ray_pccl.driver.groups import Group, check_actors
 from ray_pccl.driver.master import describe, start_master
 from ray_pccl.driver.objects import StoreStats
@@ -55,7 +54,7 @@ def create_group(
     check_backend(backend)
     handles = check_actors(actors)
     given = Settings.from_env(**{"last_call_s": LAST_CALL_S, **settings})
-    spec = GroupSpec(
+    spec = seats.GroupSpec(
         check_name(name), secrets.token_hex(8), namespace, min_world_size, max_world_size, len(handles), given
     )
     Communicator(name, min_world_size=min_world_size, max_world_size=max_world_size)  # whose errors are due here
@@ -80,11 +79,11 @@ def get_group(name: str, *, namespace: str | None = None) -> Group:
         known = _groups.get(_key(name, namespace))
         if known is not None and known.is_destroyed:
             known = None
-        for status in describe(namespace, agent.PREFIX):
-            handles = [cloudpickle.loads(text) for key, text in status.entries.items() if key.startswith(agent.HANDLES)]
-            if status.group != name or agent.SPEC not in status.entries or not handles:
+        for status in describe(namespace, seats.PREFIX):
+            handles = [cloudpickle.loads(text) for key, text in status.entries.items() if key.startswith(seats.HANDLES)]
+            if status.group != name or seats.SPEC not in status.entries or not handles:
                 continue
-            spec = cloudpickle.loads(status.entries[agent.SPEC])
+            spec = cloudpickle.loads(status.entries[seats.SPEC])
             if known is None or known._roster.spec.uid != spec.uid:
                 known = _groups[_key(name, namespace)] = Group(spec, handles)
             elif not known.is_forming:
@@ -108,8 +107,8 @@ def group_of(actor_ids: Sequence[str], group: Group | str | None) -> Group:
     if not found:
         found = [
             get_group(status.group)
-            for status in describe(None, agent.PREFIX)
-            if any(agent.HANDLES + actor_id in status.entries for actor_id in actor_ids)
+            for status in describe(None, seats.PREFIX)
+            if any(seats.HANDLES + actor_id in status.entries for actor_id in actor_ids)
         ]
     if len(found) == 1:
         return found[0]
@@ -183,7 +182,7 @@ class CollectiveClass:
             group = _groups.get(_key(self._name, None))
             if group is None or group.is_destroyed or not (group.actors or group._roster.status().members):
                 given = Settings.from_env(last_call_s=LAST_CALL_S)
-                spec = GroupSpec(self._name, f"declared-{self._name}", None, 1, None, self._world_size, given)
+                spec = seats.GroupSpec(self._name, f"declared-{self._name}", None, 1, None, self._world_size, given)
                 _require_unused(self._name, None)
                 group = _groups[_key(self._name, None)] = Group(spec, [])
             made = len(group._roster.actors)
@@ -203,7 +202,7 @@ def get_communicator(name: str | None = None) -> Communicator:
     Args:
         name: The group's name; may be left out where the actor is in one group only.
     """
-    return agent.seat_in(name).member()
+    return seats.local_seats.find(name).member()
 
 
 def store_stats(actor: Any) -> StoreStats:

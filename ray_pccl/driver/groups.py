@@ -15,9 +15,10 @@ import ray
 
 from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import agent
-from ray_pccl.driver.agent import Call, GroupSpec, actor_of, encode_call, label_of
+from ray_pccl.driver.agent import Call, encode_call
 from ray_pccl.driver.claims import local_owner
 from ray_pccl.driver.roster import LOOK_S, Actor, Roster, State
+from ray_pccl.driver.seats import HANDLES, GroupSpec, actor_of, label_of
 from ray_pccl.driver.watching import Followed, Watch
 from ray_pccl.errors import RendezvousTimeoutError, UsageError
 from ray_pccl.settings import check_timeout
@@ -103,7 +104,7 @@ class Group:
                 self._admit()
             status = self._roster.status()
             members = {actor_of(peer) for peer in status.members}
-            listed = {key.removeprefix(agent.HANDLES) for key in status.entries}
+            listed = {key.removeprefix(HANDLES) for key in status.entries}
             missing = [actor.id for actor in self._roster.present() if actor.id not in members & listed]
             if not missing:
                 self._roster.forming = False

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from ray_pccl.driver import agent, internals
-from ray_pccl.driver.agent import GroupSpec
 from ray_pccl.driver.master import START_TIMEOUT_S, describe, find_master
+from ray_pccl.driver.seats import HANDLES, GroupSpec, actor_of
 from ray_pccl.errors import MasterError, UsageError
 from ray_pccl.types import GroupStatus
 
@@ -96,7 +96,7 @@ class Roster:
 
     def status(self, timeout_s: float = START_TIMEOUT_S) -> GroupStatus:
         """What the master knows of the group."""
-        for status in describe(self.spec.namespace, agent.HANDLES, timeout_s=timeout_s):
+        for status in describe(self.spec.namespace, HANDLES, timeout_s=timeout_s):
             if status.group == self.spec.name:
                 return status
         return GroupStatus(self.spec.name, 0, (), (), {})
@@ -193,7 +193,7 @@ class Roster:
 
     def _seat(self, status: GroupStatus) -> None:
         """A group that has formed anew has all its members at once: no call must leave one of them out."""
-        peers = {agent.actor_of(peer): peer for peer in status.members}
+        peers = {actor_of(peer): peer for peer in status.members}
         for actor in self.actors.values():
             peer = peers.get(actor.id)
             if peer is not None and peer not in actor.past and actor.state in (State.AWAY, State.WAITING):

@@ -186,9 +186,9 @@ def worker_is_in(worker: Any, name: str) -> bool:
     """Whether the worker has been asked to join, and not to leave since."""
 
     def look() -> bool:
-        from ray_pccl.driver import agent
+        from ray_pccl.driver.seats import local_seats
 
-        return name in agent._seats
+        return name in local_seats
 
     return bool(get(worker.run.remote(look), 20))
 

@@ -141,11 +141,11 @@ def run_driver(script: str, *arguments: str) -> str:
 
 def published(name: str) -> int:
     """How many actors of a group other processes can find."""
-    from ray_pccl.driver import agent
+    from ray_pccl.driver import seats
     from ray_pccl.driver.master import describe
 
-    found = [status.entries for status in describe(None, agent.PREFIX) if status.group == name]
-    return sum(key.startswith(agent.HANDLES) for entries in found for key in entries)
+    found = [status.entries for status in describe(None, seats.PREFIX) if status.group == name]
+    return sum(key.startswith(seats.HANDLES) for entries in found for key in entries)
 
 
 def is_watched(name: str) -> bool:
