@@ -106,7 +106,7 @@ def absent(actor: Any, lost: str, reason: str) -> None:
     raise actor_lost(lost, reason)
 
 
-def run(actor: Any, call: bytes, inputs: Sequence[Any]) -> Any:
+def run(actor: Any, call: bytes, inputs: Sequence[Any] = ()) -> Any:
     """Takes part in a collective, with the value that the call names, or that of the ref in `inputs`, if there is one.
 
     The ref is wrapped in a list, so that this runs also if its task failed: then the others are told at once.

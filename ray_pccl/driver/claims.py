@@ -35,6 +35,8 @@ from ray_pccl.ring import dialing
 log = logging.getLogger("ray_pccl.objects")
 
 SERVICE = "claims"
+KEPT, NOT_KEPT = b"kept", b""
+"""What an anchor holds: whether the actor keeps the value."""
 RECONNECT_S = 10.0
 """How long a keeper tries to reach an owner whose connection broke, before it takes it for dead."""
 BATCH_S = 0.02
@@ -114,7 +116,7 @@ class Owner:
         It does so for as long as somebody holds the ref.
         """
         name = self._names.get(ref.task_id(), "")
-        return name if name and internals.second_if_ready(ref) is True else ""
+        return name if name and internals.second_if_ready(ref) == KEPT else ""
 
     def end(self, number: int, actor_id: str) -> None:
         """Nobody wants the value any more. May be called by any thread, at any moment."""

@@ -241,7 +241,7 @@ class Group:
         call = Call(
             spec.name, spec.uid, self._caller, number, actor.first, kind, kept=kept, peer=actor.peer_id, **given
         )
-        part = (agent.run, encode_call(call), () if kept else refs)
+        part = (agent.run, encode_call(call), *([refs] if refs and not kept else []))
         returns = 2 if "claim" in given else 1
         return actor.ask(f"ray_pccl.{kind}({self.name})", *part, num_returns=returns, max_task_retries=0)
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 
-_PYTHON = b"PYTHON"
+_PYTHON, _RAW = b"PYTHON", b"RAW"
 _SECOND = (2).to_bytes(4, "little")
 _IS_THERE = b"\x12\x08\x12\x06PYTHON"
 """Ray's `GetObjectStatusReply` with an empty object: who is told this along with a ref does not ask its owner."""
@@ -151,15 +152,14 @@ def second_return(owner: bytes) -> Any:
     return _object_ref_deserializer(bytes.fromhex(task_id) + _SECOND, "", owner, _IS_THERE, None)  # type: ignore[no-untyped-call]
 
 
-def second_if_ready(ref: Any) -> Any:
-    """The second object that the call of a ref of our own has returned; None if it has not yet, or has failed."""
+def second_if_ready(ref: Any) -> bytes:
+    """The bytes that the call of a ref of our own has returned as its second object; none if it has not, or failed."""
     second: Any = ray.ObjectRef(ref.task_id().binary() + _SECOND)
-    if not ray.wait([second], timeout=0, fetch_local=False)[0]:
-        return None
     try:
-        return ray.get(second)
-    except Exception:  # that of the call
-        return None
+        ((data, metadata, _),) = _worker().core_worker.get_objects([second], 0)
+    except GetTimeoutError:
+        return b""
+    return bytes(data) if metadata == _RAW else b""
 
 
 def is_async_actor() -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from ray_pccl.driver import internals
-from ray_pccl.driver.claims import Claim, Duty
+from ray_pccl.driver.claims import KEPT, NOT_KEPT, Claim, Duty
 from ray_pccl.driver.desk import Contact, local_desk
 from ray_pccl.driver.errors import actor_lost
 from ray_pccl.driver.fetching import fetch, serve
@@ -87,7 +87,7 @@ class ObjectStore:
         self._lock = threading.RLock()
         serve(self.tensors)
 
-    def keep(self, value: Any, claim: Claim, anchor: Any) -> tuple[Any, bool]:
+    def keep(self, value: Any, claim: Claim, anchor: Any) -> tuple[Any, bytes]:
         """What a method has to return so that its value stays here for as long as it is claimed: two objects.
 
         The first is the value itself if it has no tensors, or if its owner can't be reached. The second is the anchor,
@@ -95,13 +95,13 @@ class ObjectStore:
         """
         skeleton, tensors = take_apart(value)
         if not tensors:
-            return value, False
+            return value, NOT_KEPT
         forms = tuple(form_of(tensor) for tensor in tensors)
         try:
             duty = self._duty(claim.owner)
         except OSError as error:
             log.warning("a value goes through Ray's object store, since its owner can't be reached: %s", error)
-            return value, False
+            return value, NOT_KEPT
         name = str(claim)
         with self._lock:
             self._drop(claim)  # of an earlier attempt at the same task
@@ -110,7 +110,7 @@ class ObjectStore:
             self._bytes += size
         if not duty.keep(claim.number):
             self._drop(claim)
-        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms), anchor), True
+        return Boxed(Ticket(name, local_desk().contact, actor_id(), skeleton, forms), anchor), KEPT
 
     def value(self, name: str) -> Any:
         """A value, of the very tensors that are held. `KeyError` if it is not."""
@@ -142,7 +142,7 @@ class ObjectStore:
             self._bytes -= self._sizes.pop(str(claim), 0)
 
 
-def keep_for(claim: Claim, value: Any) -> tuple[Any, bool]:
+def keep_for(claim: Claim, value: Any) -> tuple[Any, bytes]:
     """Keeps what the present task is about to return. See `ObjectStore.keep`."""
     return local_store().keep(value, claim, internals.second_return(claim.address))
 

@@ -17,7 +17,7 @@ from tests.drop_in.workers import destroy, get, group_of, initialise, on, on_all
 
 pytestmark = pytest.mark.ray
 NOTICED = ("its process is exiting", "its connection to the master closed", "it is gone")
-"""Whichever of them is first: the sentinel's word, the end of its connection, or the epoch that has begun without it."""
+"""Whichever of them is first: the sentinel's word, the end of its connection, the epoch that began without it."""
 SOON_S = 5.0
 
 
