@@ -35,7 +35,7 @@ from ray_pccl.ring import dialing
 log = logging.getLogger("ray_pccl.objects")
 
 SERVICE = "claims"
-KEPT, NOT_KEPT = b"kept", b""
+KEPT, NOT_KEPT = b"kept", b"not kept"
 """What an anchor holds: whether the actor keeps the value."""
 RECONNECT_S = 10.0
 """How long a keeper tries to reach an owner whose connection broke, before it takes it for dead."""

@@ -159,7 +159,7 @@ def second_if_ready(ref: Any) -> bytes:
         ((data, metadata, _),) = _worker().core_worker.get_objects([second], 0)
     except GetTimeoutError:
         return b""
-    return bytes(data) if metadata == _RAW else b""
+    return bytes(data) if metadata == _RAW and data is not None else b""
 
 
 def is_async_actor() -> bool:
