@@ -1,0 +1,28 @@
+"""What an ordering gives: a ring and its worth, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ray_pccl.errors import PCCLError
+
+
+@dataclass(frozen=True, slots=True)
+class RingOrder:
+    """An order of the peers 0 to n - 1, and what its directed edges are worth."""
+
+    order: tuple[int, ...]
+    """The ring goes ``order[0] -> order[1] -> ... -> order[0]``; it is rotated so that ``order[0] == 0``."""
+    bottleneck: float
+    """The slowest edge that counts: those within a host do not, unless all peers are on one; inf for one peer."""
+    total: float
+    """The sum of the edges that count."""
+    optimal: bool
+    """Whether no ring has a faster slowest edge, by proof; in the exact case, the sum is the largest among those too."""
+
+
+class NoRingError(PCCLError, ValueError):
+    """Every ring would need an edge that can't connect."""
+
+    edges: tuple[tuple[int, int], ...]
+    """The edges in the way: all that lead into or out of a peer, or all across a cut. A ring needs one of them."""
