@@ -124,6 +124,13 @@ class OperationTimeoutError(PCCLError, TimeoutError):
     calls: dict[str, str]
 
 
+class NoRingError(PCCLError, ValueError):
+    """Every ring would need an edge that can't connect. ``edges`` names those in the way: a ring needs one of them."""
+
+    edges: tuple[tuple[Any, Any], ...]
+    """Pairs of peers, from and to: all that lead into or out of a peer, or all across a cut."""
+
+
 class CollectiveMismatchError(PCCLError):
     """Members called different operations under one tag. ``calls`` tells who called what. The group goes on."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_pccl.errors import PCCLError
+from ray_pccl.errors import NoRingError
+
+__all__ = ["NoRingError", "RingOrder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,3 @@ class RingOrder:
     """The sum of the edges that count."""
     optimal: bool
     """Whether no ring has a faster slowest edge, by proof; in the exact case, the sum is the largest among those too."""
-
-
-class NoRingError(PCCLError, ValueError):
-    """Every ring would need an edge that can't connect."""
-
-    edges: tuple[tuple[int, int], ...]
-    """The edges in the way: all that lead into or out of a peer, or all across a cut. A ring needs one of them."""
