@@ -33,8 +33,10 @@ class Network:
         return [Measured(tuple(edges[at : at + EDGES_A_MESSAGE])) for at in range(0, len(edges), EDGES_A_MESSAGE)]
 
     def observed(self, target: str, rate: float, now: float) -> None:
-        """The link to a peer was busy and carried so much; the last word counts."""
-        self._observed[target] = (rate, now)
+        """The link to a peer was busy and carried so much. The best since the last word counts: others may have been
+        disturbed for a moment, while one that has fallen has no good ones."""
+        if target not in self._observed or rate > self._observed[target][0]:
+            self._observed[target] = (rate, now)
 
     def to_tell(self, now: float) -> Observed | None:
         """What links carried, if there is something and the last time was long enough ago."""

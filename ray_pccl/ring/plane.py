@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -27,6 +28,7 @@ from ray_pccl.ring.link import Link
 from ray_pccl.ring.linked import Early, LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.messaging import Messages
+from ray_pccl.ring.observing import Meter, Traffic, counters
 from ray_pccl.ring.past import KEPT, Past
 from ray_pccl.ring.programs import EAGER_BYTES
 from ray_pccl.ring.segment import Segment
@@ -83,6 +85,7 @@ class DataPlane:
         self._early: dict[Key, Early] = {}
         self._said_linked = 0
         self._link_deadline = 0.0
+        self._traffic = Traffic()
         self.messages = Messages(self)
         self._past = Past(ledger)
         ledger.close_boards = self._close_boards
@@ -382,6 +385,8 @@ class DataPlane:
         """A link was made; a newer one takes the place of an older one."""
         old = self._links.get(link.peer_id)
         self._links[link.peer_id] = link
+        if not link.local:
+            link.meter = Meter(self._traffic, partial(counters, link.sock), partial(self._observe, link.peer_id))
         if old is not None:
             self._mesh.drop(old, ConnectionError("the peer has made a new connection"))
         self._memories.pop(link.peer_id, None)
