@@ -278,7 +278,9 @@ class Group:
         self._joined.pop(peer_id, None)
         self._links.forget(peer_id)
         self.returned.pop(peer_id, None)
-        self.optimizer.lost(peer_id, now)
+        for member in self.durable.members:
+            if member.peer_id == peer_id:
+                self.optimizer.lost(member, now)
 
     def _dissolve(self, now: float) -> None:
         if self.inquiry is not None and self.inquiry.answers:

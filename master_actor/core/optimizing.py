@@ -183,15 +183,16 @@ class Optimizer:
         """A peer tells what its links carried."""
         self._take(peer_id, message.edges, now, self.bandwidth.observed)
 
-    def lost(self, peer_id: str, now: float) -> bool:
-        """A member is gone. Returns whether that ends the survey."""
+    def lost(self, gone: Member, now: float) -> None:
+        """A member is gone, and a round will follow: nobody need be told here that this may have ended the survey."""
         self.better = None
-        self.bandwidth.keep({member.host for member in self._members()})
-        if self.survey is None:
-            return False
-        self.survey.lost(peer_id)
-        self._go_on(now)
-        return self.survey is None
+        if any(member.host == gone.host for member in self._members()):
+            self.bandwidth.forget_unreachable(gone.host)
+        else:
+            self.bandwidth.forget(gone.host)
+        if self.survey is not None:
+            self.survey.lost(gone.peer_id)
+            self._go_on(now)
 
     def forget(self) -> None:
         """The group is empty: nothing is known of the next one."""
