@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_pccl.topology.chains import search
 from ray_pccl.topology.heuristic import Expired, Found, climb, greedy_order, slowest_edge, upper_bound
 from ray_pccl.topology.improving import or_opt
 from ray_pccl.topology.port_walking import PortWalk
@@ -78,7 +79,20 @@ class _WithPorts:
         _, exits = _best_exits(usable.astype(np.float64), self._layers(tour), np.add)
         walk = PortWalk(usable, self._problem.members, self._problem.host_of, exits, self._rng)
         walk.run(limit, expired)
+        if walk.fewest and (ring := self._searched(level, limit, expired)):
+            return ring, 0
         return walk.best.tolist(), walk.fewest
+
+    def _searched(self, level: float, limit: int, expired: Expired) -> list[int] | None:
+        """For graphs with few edges, where walks get lost."""
+        host_of = self._problem.host_of
+        usable = (self._problem.bandwidth >= level) | (host_of[:, None] == host_of[None, :])
+        np.fill_diagonal(usable, val=False)
+        for _ in range(4):
+            ring = search(usable, limit // 20, expired, self._rng, host_of)
+            if ring:
+                return [peer for peer, after in zip(ring, ring[1:] + ring[:1], strict=True) if host_of[peer] != host_of[after]]
+        return None
 
     def larger_sum(self, order: list[int], expired: Expired) -> list[int]:
         """An order without slower edges than this one has, and as large a sum or larger."""

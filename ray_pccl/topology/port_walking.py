@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from ray_pccl.topology.walking import Nodes, Walk
 
 
+NEUTRAL, DARING = 0.3, 0.4
+"""Below the first, a port is changed that closes no gap; below the second, one that opens another."""
+
+
 class PortWalk(Walk):
     """A walk among orders of hosts, each with the peer through which it is left; `best` holds these peers in order."""
 
@@ -32,30 +36,33 @@ class PortWalk(Walk):
         return self._exit[self._order]
 
     def _step(self, gap: int) -> None:
-        """Tries other ports on either side of the gap; now and then one that opens a gap elsewhere instead."""
+        """Tries other ports on either side of the gap, then moves stretches as ever."""
         after = int(self._next(gap, 1))
-        hosts = [gap, after] if self._rng.random() < 0.5 else [after, gap]
-        daring = self._rng.random() < 0.2
-        for host in hosts:
-            if len(self._members[host]) > 1 and self._choose(host, gap, daring=daring):
+        for host in (gap, after) if self._rng.random() < 0.5 else (after, gap):
+            if len(self._members[host]) > 1 and self._choose(host, gap):
                 return
         super()._step(gap)
 
-    def _choose(self, host: int, gap: int, *, daring: bool) -> bool:
-        """Has the host left through another peer, one that closes the gap, unless that opens another."""
+    def _choose(self, host: int, gap: int) -> bool:
+        """Has the host left through another peer, and says whether that closes the gap.
+
+        One that does, and opens no other, is taken at once; if there is none, one now and then that leaves the gap
+        open, so that other edges lead out of it, or one that closes it and opens another.
+        """
         peers = self._members[host]
         before, after = int(self._next(host, -1)), int(self._next(host, 1))
         arriving, going = self._between[self._exit[before], peers], self._between[peers, self._exit[after]]
-        closing = going if host == gap else arriving
+        closing, keeping = (going, arriving) if host == gap else (arriving, going)
         chosen = peers[arriving & going]
-        if not len(chosen) and daring:
-            chosen = peers[closing]
+        if not len(chosen):
+            dice = self._rng.random()
+            chosen = peers[keeping] if dice < NEUTRAL else peers[closing] if dice < DARING else chosen
         if not len(chosen):
             return False
         self._leave(host, int(chosen[self._rng.integers(len(chosen))]))
         self._look_at(before, host)
         self._look_at(host, after)
-        return True
+        return gap not in self._gaps
 
     def _leave(self, host: int, peer: int) -> None:
         self._exit[host] = peer

@@ -26,3 +26,7 @@ class NoRingError(PCCLError, ValueError):
 
     edges: tuple[tuple[int, int], ...]
     """The edges in the way: all that lead into or out of a peer, or all across a cut. A ring needs one of them."""
+
+
+class OrderingError(PCCLError, RuntimeError):
+    """The process that orders rings gave no answer; the ring can stay as it is."""

@@ -44,7 +44,7 @@ def find_ring(
             best, fewest = walk.best.tolist(), walk.fewest
         if not fewest or expired():
             break
-        if not round_ and (found := search(inner, limit // 20, expired)):
+        if not round_ and (found := search(inner, limit // 20, expired, rng)):
             best, fewest = found, 0
             break
     return [node for place in best for node in chains[place]], fewest
