@@ -3,9 +3,9 @@
     python benchmarks/topology_sim.py --plot topology.png
 
 Peers live in regions. What one can send to another is what the way between their regions gives, with some luck, but no
-more than the sender's way out and the receiver's way in. Some links are bad, and some pairs can't connect at all. Two kinds
-of peers: in "homes" the ways out differ, and the narrowest limits every ring; in "centres" all are wide, and what limits a
-ring is the ways between the regions.
+more than the sender's way out and the receiver's way in. Some links are bad, and some pairs can't connect at all. There
+are two kinds of peers: in "homes" the ways out differ, and the narrowest limits every ring; in "centres" all are wide, and
+what limits a ring is the ways between the regions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ BAD, UNCONNECTED = 0.02, 0.01
 """Shares of directed links that give a twentieth, and nothing."""
 PATIENCE_S = 60.0
 FOOTNOTES = """\
-Mbit/s, medians over the trials; "slowest" and "mean" are those of the ring's edges. An all-reduce runs at the pace of the
-slowest. "proven" says in how many trials no ring can have a faster slowest edge. Random: the median order of 101. Greedy:
-from each peer to the one that it reaches fastest among those left. Minimum sum: an order whose sum of 1/bandwidth is small,
-which is PCCL's objective (ATSP); by moving stretches of the greedy order (Or-opt), so near the least sum, not at it."""
+Mbit/s, medians over the trials; "slowest" and "mean" are those of the ring's edges. An all-reduce runs at the pace of
+the slowest. "proven" says in how many trials no ring can have a faster slowest edge. Random: the median order of 101.
+Greedy: from each peer to the one that it reaches fastest among those left. Minimum sum: an order whose sum of
+1/bandwidth is small, which is PCCL's objective (ATSP); found by moving stretches of the greedy order (Or-opt), so near
+the least sum, not at it."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,9 @@ def main() -> None:
     progress("")
     report(found)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"results": [asdict(outcome) for outcome in found]}, indent=2) + "\n")
+        Path(arguments.json).write_text(
+            json.dumps({"results": [asdict(outcome) for outcome in found]}, indent=2) + "\n"
+        )
     if arguments.plot:
         draw(arguments.plot, found)
 

@@ -7,6 +7,7 @@ through which each host is left is chosen; where that leaves gaps, a walk looks 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,11 @@ class _WithPorts:
         for _ in range(4):
             ring = search(usable, limit // 20, expired, self._rng, host_of)
             if ring:
-                return [peer for peer, after in zip(ring, ring[1:] + ring[:1], strict=True) if host_of[peer] != host_of[after]]
+                return [
+                    peer
+                    for peer, after in zip(ring, ring[1:] + ring[:1], strict=True)
+                    if host_of[peer] != host_of[after]
+                ]
         return None
 
     def larger_sum(self, order: list[int], expired: Expired) -> list[int]:
@@ -118,7 +123,7 @@ def _best_exits(worth: Matrix, layers: list[NDArray[np.intp]], join: Callable[..
     best, exits = -np.inf, list[int]()
     for start in layers[0].tolist():
         ways = [worth[start, layers[1]]]
-        for here, there in zip(layers[1:-1], layers[2:], strict=True):
+        for here, there in pairwise(layers[1:]):
             ways.append(join(ways[-1][:, None], worth[np.ix_(here, there)]).max(axis=0))
         closed = join(ways[-1], worth[layers[-1], start])
         if closed.max() > best:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from ray_pccl.topology.walking import Nodes, Walk
 
-
 NEUTRAL, DARING = 0.3, 0.4
 """Below the first, a port is changed that closes no gap; below the second, one that opens another."""
 

@@ -60,14 +60,18 @@ async def solve(
 
 async def _run(request: bytes) -> tuple[bytes, int | None]:
     """The answer and how the process ended; however this ends, the process is gone then."""
-    paths = os.pathsep.join(os.path.realpath(path) for path in sys.path)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-P", "-m", "ray_pccl.topology"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
     )
     try:
         answer, _ = await process.communicate(request)

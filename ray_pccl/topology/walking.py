@@ -89,7 +89,7 @@ class Walk:
 
     def _all_gaps(self) -> list[int]:
         """Nodes whose step to the next is no edge."""
-        return self._order[~self._usable[self._order, np.roll(self._order, -1)]].tolist()
+        return [int(node) for node in self._order[~self._usable[self._order, np.roll(self._order, -1)]]]
 
     def _some(self, row: NDArray[np.bool_]) -> Nodes:
         nodes = np.flatnonzero(row)
