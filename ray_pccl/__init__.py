@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         PCCLError,
         PeerEvictedError,
         PeerLostError,
+        PlottingUnavailableError,
         ProtocolError,
         RankTakenError,
         RendezvousClosedError,
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from ray_pccl.peer.store import Store
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
+    from ray_pccl.topology.plot import plot_topology
+    from ray_pccl.topology.types import Topology
     from ray_pccl.types import Attribute, GroupStatus, Member, MembershipChange, MembershipEvent
 
 __version__ = "0.1.0"
@@ -100,6 +103,7 @@ __all__ = [
     "PCCLError",
     "PeerEvictedError",
     "PeerLostError",
+    "PlottingUnavailableError",
     "ProtocolError",
     "QuantizationAlgorithm",
     "QuantizationOptions",
@@ -120,6 +124,7 @@ __all__ = [
     "StoreStats",
     "StoreTimeoutError",
     "TooFewPeersError",
+    "Topology",
     "UsageError",
     "WorldChangedError",
     "__version__",
@@ -135,6 +140,7 @@ __all__ = [
     "get_communicator",
     "get_group",
     "options",
+    "plot_topology",
     "reduce_refs",
     "reducescatter_refs",
     "start_master",
@@ -165,6 +171,7 @@ _HOME_OF = {
     "Status": "peer.handles",
     "Store": "peer.store",
     "StoreStats": "driver.objects",
+    "Topology": "topology.types",
     "allgather_refs": "driver.calls",
     "allreduce": "driver.calls",
     "allreduce_refs": "driver.calls",
@@ -177,6 +184,7 @@ _HOME_OF = {
     "get_communicator": "driver.creating",
     "get_group": "driver.creating",
     "options": "driver.creating",
+    "plot_topology": "topology.plot",
     "reduce_refs": "driver.calls",
     "reducescatter_refs": "driver.calls",
     "start_master": "driver.master",

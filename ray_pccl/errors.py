@@ -38,6 +38,10 @@ class SettingsError(PCCLError, ValueError):
     """A setting or an argument is outside its allowed range."""
 
 
+class PlottingUnavailableError(PCCLError, ImportError):
+    """What is to be drawn needs matplotlib, which is not installed: ``pip install 'ray-pccl[plot]'``."""
+
+
 class UsageError(PCCLError):
     """A call that makes no sense in the communicator's present state, such as ``connect()`` twice."""
 

@@ -23,17 +23,25 @@ def forced_chains(usable: NDArray[np.bool_]) -> list[list[int]]:
     """The nodes as chains that every ring contains; most of one node in a dense graph. Raises `Contradiction`."""
     if min(usable.sum(axis=0).min(), usable.sum(axis=1).min()) > 1:
         return [[node] for node in range(len(usable))]
-    chains = _Chains(rows_of(usable), rows_of(usable.T))
+    chains = _Chains(rows_of(usable), rows_of(usable.T), [0] * len(usable))
     chains.settle()
     return chains.all()
 
 
-def search(usable: NDArray[np.bool_], limit: int, expired: Callable[[], bool]) -> list[int] | None:
+def search(
+    usable: NDArray[np.bool_],
+    limit: int,
+    expired: Callable[[], bool],
+    rng: np.random.Generator,
+    host_of: NDArray[np.intp] | None = None,
+) -> list[int] | None:
     """Tries the edges of the node that has fewest, one after the other, with all that each entails: a ring, or None.
 
-    None after `limit` tries or when `expired`. Raises `Contradiction` when all was tried in vain.
+    With hosts, a ring that enters each of them once. None after `limit` tries or when `expired`. Raises `Contradiction`
+    when all was tried in vain.
     """
-    waiting = [_Chains(rows_of(usable), rows_of(usable.T))]
+    together = [0] * len(usable) if host_of is None else rows_of(host_of[:, None] == host_of[None, :])
+    waiting = [_Chains(rows_of(usable), rows_of(usable.T), together)]
     while waiting:
         chains = waiting.pop()
         try:
@@ -44,14 +52,14 @@ def search(usable: NDArray[np.bool_], limit: int, expired: Callable[[], bool]) -
             return chains.all()[0]
         if (limit := limit - 1) < 0 or expired():
             return None
-        end, start = chains.narrowest()
+        end, start = chains.narrowest(rng)
         waiting += [chains.without(end, start), chains.joined(end, start)]
     raise Contradiction
 
 
 class _Chains:
-    def __init__(self, out: Rows, into: Rows) -> None:
-        self._out, self._in = out, into
+    def __init__(self, out: Rows, into: Rows, together: Rows) -> None:
+        self._out, self._in, self._together = out, into, together
         self._chain = {node: [node] for node in range(len(out))}
         """By the first node of each chain."""
         self._first = list(range(len(out)))
@@ -72,10 +80,16 @@ class _Chains:
             if not self._closing >> first & 1:
                 raise Contradiction
 
-    def narrowest(self) -> tuple[int, int]:
-        """An edge out of a chain that has the fewest."""
-        end = min((chain[-1] for chain in self._chain.values()), key=lambda end: self._out[end].bit_count())
-        return end, (self._out[end] & -self._out[end]).bit_length() - 1
+    def narrowest(self, rng: np.random.Generator) -> tuple[int, int]:
+        """An edge into or out of a chain that has the fewest."""
+        first, salt = len(self._out), int(rng.integers(1 << 30))
+        ways = [(self._out[chain[-1]].bit_count(), chain[-1] ^ salt) for chain in self._chain.values()]
+        ways += [(self._in[start].bit_count(), (start + first) ^ salt) for start in self._chain]
+        node = min(ways)[1] ^ salt  # the salt makes it any of those with the fewest
+        outward, node = node < first, node % first
+        others = list(bits(self._out[node] if outward else self._in[node]))
+        other = others[int(rng.integers(len(others)))]
+        return (node, other) if outward else (other, node)
 
     def joined(self, end: int, start: int) -> _Chains:
         """A copy in which the edge is taken."""
@@ -92,7 +106,7 @@ class _Chains:
         return copy
 
     def _copy(self) -> _Chains:
-        copy = _Chains(self._out.copy(), self._in.copy())
+        copy = _Chains(self._out.copy(), self._in.copy(), self._together)
         copy._chain = {first: chain.copy() for first, chain in self._chain.items()}
         copy._first, copy._doubtful = self._first.copy(), self._doubtful.copy()
         return copy
@@ -117,13 +131,22 @@ class _Chains:
         self._chain[first] += chain
         last = chain[-1]
         self._first[end], self._first[last] = -1, first
-        for other in bits(self._out[end] & ~(1 << start)):
-            self._in[other] &= ~(1 << end)
-            self._doubtful.append(other)
-        for other in bits(self._in[start] & ~(1 << end)):
-            self._out[other] &= ~(1 << start)
-            self._doubtful.append(other)
+        self._keep(self._out, self._in, end, 1 << start)
+        self._keep(self._in, self._out, start, 1 << end)
+        if not self._together[end] >> start & 1:
+            for node in bits(self._together[end] & ~(1 << end)):
+                self._keep(self._out, self._in, node, self._together[end])
+            for node in bits(self._together[start] & ~(1 << start)):
+                self._keep(self._in, self._out, node, self._together[start])
         self._closing = self._out[last]
         self._out[last] &= ~(1 << first)
         self._in[first] &= ~(1 << last)
         self._doubtful += [last, first]
+
+    def _keep(self, graph: Rows, reverse: Rows, node: int, kept: int) -> None:
+        """Rules out the node's edges to all others, in the one direction."""
+        for other in bits(graph[node] & ~kept):
+            reverse[other] &= ~(1 << node)
+            self._doubtful.append(other)
+        self._doubtful.append(node)
+        graph[node] &= kept

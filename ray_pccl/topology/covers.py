@@ -29,14 +29,14 @@ def bits(row: int) -> Iterator[int]:
         row ^= lowest
 
 
-def reached(rows: Rows, start: int) -> int:
-    """All that can be reached from `start`, as bits."""
+def reached(rows: Rows, start: int, within: int = -1) -> int:
+    """All that can be reached from `start`, as bits; on ways that stay among the given nodes."""
     seen = frontier = 1 << start
     while frontier:
         following = 0
         for node in bits(frontier):
             following |= rows[node]
-        frontier = following & ~seen
+        frontier = following & within & ~seen
         seen |= frontier
     return seen
 

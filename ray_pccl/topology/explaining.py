@@ -30,7 +30,9 @@ def obstacle(problem: Problem) -> NoRingError | None:
 
 
 def missing(problem: Problem, order: Sequence[int], *, proven: bool) -> NoRingError:
-    """Blames the unusable edges of the ring that has the fewest of them, or the fewest found."""
+    """Blames a host that all ways lead through, else the unusable edges of the ring that has the fewest found."""
+    if error := _gateway(problem):
+        return error
     tour = np.asarray(order)
     after = np.roll(tour, -1)
     between = problem.host_of[tour] != problem.host_of[after]
@@ -57,6 +59,22 @@ def _cut(problem: Problem, rows: Rows, columns: Rows) -> NoRingError | None:
     near, far = min(cuts, key=lambda cut: cut[0].bit_count() * cut[1].bit_count())
     reason = f"nothing leads from {near.bit_count()} of the hosts to the other {far.bit_count()}"
     return _error(problem, reason, list(bits(near)), list(bits(far)))
+
+
+def _gateway(problem: Problem) -> NoRingError | None:
+    """A host without which nothing leads from some of the others to the rest: a ring would have to pass it twice."""
+    usable = problem.between_hosts() > 0
+    graphs = rows_of(usable), rows_of(usable.T)
+    everyone = (1 << len(usable)) - 1
+    for host in range(len(usable) if len(usable) > 2 else 0):
+        others = everyone & ~(1 << host)
+        for towards, graph in zip((False, True), graphs, strict=True):
+            inside = reached(graph, 0 if host else 1, within=others)
+            if outside := others & ~inside:
+                near, far = (outside, inside) if towards else (inside, outside)
+                reason = f"from {near.bit_count()} hosts to {far.bit_count()} others all ways lead through {{}}"
+                return _error(problem, reason, list(bits(near)), list(bits(far)), about=host)
+    return None
 
 
 def _shortage(problem: Problem, rows: Rows) -> NoRingError | None:

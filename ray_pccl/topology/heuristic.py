@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_pccl.topology.chains import Contradiction
 from ray_pccl.topology.covers import cover, rows_of, strongly_connected
-from ray_pccl.topology.walking import find_ring
+from ray_pccl.topology.problem import Matrix
 
 FIRST_LIMIT = 2000
 """Moves that the first try of a threshold may take; each further round allows four times as many."""
 ROUNDS = 6
+Expired = Callable[[], bool]
+Find = Callable[[float, int], tuple[list[int], int]]
+"""For a threshold and a limit of moves, an order and how many of its edges are slower; raises `Contradiction`."""
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Found:
     order: list[int]
     slowest: float
     """0: a ring without unusable edges was not found."""
-    bound: float
+    bound: float = np.inf
     """No order has a faster slowest edge than this."""
 
     @property
@@ -37,28 +39,12 @@ class Found:
         return self.slowest >= self.bound
 
 
-def search_order(
-    bandwidth: NDArray[np.float64], start: Sequence[int], rng: np.random.Generator, expired: Callable[[], bool]
-) -> Found:
-    """The order with the fastest slowest edge that can be found until `expired`; never one slower than `start`."""
-    found = Found(list(start), slowest_edge(bandwidth, start), _narrowest(bandwidth))
-    levels = np.unique(bandwidth[(bandwidth > found.slowest) & (bandwidth <= found.bound)])
-    _lower_bound(bandwidth, found, levels, expired)
-    limit = FIRST_LIMIT
-    for _ in range(ROUNDS):
-        _by_halves(bandwidth, found, levels, limit, rng, expired)
-        if found.optimal or expired():
-            break
-        limit *= 4
-    return found
-
-
-def slowest_edge(bandwidth: NDArray[np.float64], order: Sequence[int]) -> float:
+def slowest_edge(bandwidth: Matrix, order: Sequence[int]) -> float:
     """Of the ring in that order."""
     return float(bandwidth[np.asarray(order), np.roll(order, -1)].min())
 
 
-def greedy_order(bandwidth: NDArray[np.float64], first: int = 0) -> list[int]:
+def greedy_order(bandwidth: Matrix, first: int = 0) -> list[int]:
     """From each node to the one that it reaches fastest among those that are left."""
     order, left = [first], bandwidth.copy()
     for _ in range(len(bandwidth) - 1):
@@ -67,17 +53,15 @@ def greedy_order(bandwidth: NDArray[np.float64], first: int = 0) -> list[int]:
     return order
 
 
-def _narrowest(bandwidth: NDArray[np.float64]) -> float:
-    """The best edge into or out of the node that has no better one."""
-    return float(min(bandwidth.max(axis=0).min(), bandwidth.max(axis=1).min()))
+def upper_bound(bandwidth: Matrix, at_least: float, expired: Expired) -> float:
+    """The fastest threshold, from one that is known to have a ring, whose graph has what every ring needs.
 
-
-def _lower_bound(
-    bandwidth: NDArray[np.float64], found: Found, levels: NDArray[np.float64], expired: Callable[[], bool]
-) -> None:
-    """Finds the fastest threshold whose graph is connected and has a cover by cycles."""
+    That is a cover by cycles, and a way from each node to each.
+    """
+    highest = float(min(bandwidth.max(axis=0).min(), bandwidth.max(axis=1).min()))
+    levels = np.unique(bandwidth[(bandwidth > at_least) & (bandwidth <= highest)])
     low, high = 0, len(levels)  # those below `low` pass, those from `high` on do not
-    preferred = np.roll(found.order, -1)[np.argsort(found.order)].tolist()
+    preferred = None
     while low < high and not expired():
         # The fastest first: it often passes, and then all is done.
         middle = high - 1 if high == len(levels) else (low + high) // 2
@@ -88,32 +72,37 @@ def _lower_bound(
             low, preferred = middle + 1, covered.following
         else:
             high = middle
-    if high < len(levels):
-        found.bound = float(levels[high - 1]) if high else found.slowest
+    return float(levels[high - 1]) if high else at_least
 
 
-def _by_halves(
-    bandwidth: NDArray[np.float64],
-    found: Found,
-    levels: NDArray[np.float64],
-    limit: int,
-    rng: np.random.Generator,
-    expired: Callable[[], bool],
-) -> None:
+def climb(worth: Matrix, found: Found, find: Find, expired: Expired) -> None:
+    """Tries thresholds, harder each round, until the best order found is proven to be so, or until `expired`.
+
+    `worth` is that of the edges of the orders that `find` gives.
+    """
+    levels = np.unique(worth[(worth > found.slowest) & (worth <= found.bound)])
+    for round_ in range(ROUNDS):
+        _by_halves(worth, found, levels, find, FIRST_LIMIT * 4**round_, expired)
+        if found.optimal or expired():
+            return
+
+
+def _by_halves(worth: Matrix, found: Found, levels: Matrix, find: Find, limit: int, expired: Expired) -> None:
     """Tries thresholds between what was found and the bound; a failure without proof counts in this round alone."""
-    high = int(np.searchsorted(levels, found.bound, side="right"))
-    low, first = int(np.searchsorted(levels, found.slowest, side="right")), True
+    low, high = np.searchsorted(levels, [found.slowest, found.bound], side="right").tolist()
+    highest = True
     while low < high and not expired():
-        middle = high - 1 if first else (low + high) // 2
-        first = False
+        middle, highest = (high - 1 if highest else (low + high) // 2), False
         try:
-            order, gaps = find_ring(bandwidth >= levels[middle], rng, limit, expired)
+            order, gaps = find(float(levels[middle]), limit)
         except Contradiction:
-            found.bound = min(found.bound, float(levels[middle - 1]) if middle else found.slowest)
-            high, first = middle, True
+            found.bound = float(levels[middle - 1]) if middle else found.slowest
+            high = middle
             continue
         if gaps:
             high = middle
+            if not middle and found.slowest <= 0:
+                found.order = order  # no ring yet: what comes nearest to one
             continue
-        found.order, found.slowest = order, slowest_edge(bandwidth, order)
+        found.order, found.slowest = order, slowest_edge(worth, order)
         low = int(np.searchsorted(levels, found.slowest, side="right"))

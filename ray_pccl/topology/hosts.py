@@ -1,28 +1,28 @@
 """Orders more hosts than the exact way can take, and chooses where each is entered and left.
 
-With one peer a host there is nothing to choose. Else the peers of every host are parted in those by which it may be
-entered and those by which it may be left: then any order of the hosts can be had at the worth that their fastest edges
-promise. The first order takes all peers for both, which is optimistic; each further round parts them anew, most in a
-way that keeps the best order so far possible.
+The hosts are ordered by their fastest edges first, which is optimistic where two of these need one port. Then the peer
+through which each host is left is chosen; where that leaves gaps, a walk looks for another order and other ports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_pccl.topology.heuristic import greedy_order, search_order, slowest_edge
+from ray_pccl.topology.chains import search
+from ray_pccl.topology.heuristic import Expired, Found, climb, greedy_order, slowest_edge, upper_bound
 from ray_pccl.topology.improving import or_opt
+from ray_pccl.topology.port_walking import PortWalk
 from ray_pccl.topology.problem import Matrix, Problem, rotated
+from ray_pccl.topology.walking import find_ring
 
-Deadline = Callable[[float], Callable[[], bool]]
-Ports = tuple[NDArray[np.intp], NDArray[np.intp]]
-FRUITLESS = 16
-"""Rounds without success after which no other parting is tried."""
-FREE = 0.25
-"""The share of hosts whose ports are parted without regard to the best order so far."""
+Deadline = Callable[[float], Expired]
+"""For a share of the budget, the question whether it is used up."""
+SWEEPS = 2
+"""How often stretches are moved for a larger sum, and ports chosen anew after that."""
 
 
 def order_hosts(
@@ -31,57 +31,91 @@ def order_hosts(
     """A ring of all peers, and whether no other has a faster slowest edge, as far as that could be proven."""
     fastest = problem.between_hosts()
     tours = [greedy_order(fastest)] + ([problem.hosts_in(start)] if start is not None else [])
-    tour = max(tours, key=lambda tour: slowest_edge(fastest, tour))
-    found = search_order(fastest, tour, rng, deadline(0.7 if problem.plain else 0.4))
-    if problem.plain:
-        return rotated(_larger_sum(fastest, found.order, deadline(1.0))), found.optimal
-    best = problem.ring(*_ports(problem, _larger_sum(fastest, found.order, deadline(0.5))))
-    fruitless = 0
-    while problem.worth(best)[0] < found.bound and fruitless < FRUITLESS and not deadline(0.8)():
-        between = problem.through([_parted(ports, rng) for ports in _used(problem, best)])
-        again = search_order(between, problem.hosts_in(best), rng, deadline(0.8))
-        better = problem.ring(*_ports(problem, _larger_sum(between, again.order, deadline(0.9))))
-        fruitless = 0 if problem.worth(better) > problem.worth(best) else fruitless + 1
-        best = max(best, better, key=problem.worth)
-    return best, problem.worth(best)[0] >= found.bound
+    ordering = _Plain(fastest, rng) if problem.plain else _WithPorts(problem, fastest, rng)
+    orders = [ordering.best_of(tour) for tour in tours]
+    order = max(orders, key=lambda order: slowest_edge(ordering.worth, order))
+    found = Found(order, slowest_edge(ordering.worth, order))
+    found.bound = upper_bound(fastest, found.slowest, deadline(0.6))
+    expired = deadline(0.7)
+    climb(ordering.worth, found, lambda level, limit: ordering.find(level, limit, expired), expired)
+    order = ordering.larger_sum(found.order, deadline(1.0))
+    return (rotated(order) if problem.plain else problem.ring(order, ordering.entry)), found.optimal
 
 
-def _larger_sum(bandwidth: Matrix, order: list[int], expired: Callable[[], bool]) -> list[int]:
-    slowest = slowest_edge(bandwidth, order)
-    return or_opt(np.where(bandwidth >= slowest, bandwidth, -np.inf), order, expired)
+class _Plain:
+    """Hosts of one peer each: an order of hosts is an order of peers, and all is said."""
+
+    def __init__(self, bandwidth: Matrix, rng: np.random.Generator) -> None:
+        self.worth, self.entry, self._rng = bandwidth, np.empty(0, np.intp), rng
+
+    def best_of(self, tour: list[int]) -> list[int]:
+        """The order of peers for one of hosts."""
+        return tour
+
+    def find(self, level: float, limit: int, expired: Expired) -> tuple[list[int], int]:
+        """An order, and how many of its edges are slower than the level."""
+        return find_ring(self.worth >= level, self._rng, limit, expired)
+
+    def larger_sum(self, order: list[int], expired: Expired) -> list[int]:
+        """An order without slower edges than this one has, and as large a sum or larger."""
+        return or_opt(_not_slower(self.worth, slowest_edge(self.worth, order)), order, expired)
 
 
-def _used(problem: Problem, order: Sequence[int]) -> list[tuple[int, int, NDArray[np.intp]]]:
-    """For each host: where the ring enters it, where it leaves it, and all its peers."""
-    tour = np.asarray(order)
-    before, after = np.roll(tour, 1), np.roll(tour, -1)
-    entries = tour[problem.host_of[tour] != problem.host_of[before]]
-    exits = tour[problem.host_of[tour] != problem.host_of[after]]
-    entered = dict(zip(problem.host_of[entries].tolist(), entries.tolist(), strict=True))
-    left = dict(zip(problem.host_of[exits].tolist(), exits.tolist(), strict=True))
-    return [(entered[host], left[host], peers) for host, peers in enumerate(problem.members)]
+class _WithPorts:
+    """Orders are lists of peers: those through which the hosts are left, one for each."""
+
+    def __init__(self, problem: Problem, fastest: Matrix, rng: np.random.Generator) -> None:
+        self._problem, self._fastest, self._rng = problem, fastest, rng
+        self.worth, self.entry = problem.by_exits()
+
+    def best_of(self, tour: list[int]) -> list[int]:
+        """The best ports for an order of hosts."""
+        slowest, _ = _best_exits(self.worth, self._layers(tour), np.minimum)
+        return _best_exits(_not_slower(self.worth, slowest), self._layers(tour), np.add)[1]
+
+    def find(self, level: float, limit: int, expired: Expired) -> tuple[list[int], int]:
+        """An order, and how many of its edges are slower than the level."""
+        tour, _ = find_ring(self._fastest >= level, self._rng, limit, expired)
+        usable = self.worth >= level
+        _, exits = _best_exits(usable.astype(np.float64), self._layers(tour), np.add)
+        walk = PortWalk(usable, self._problem.members, self._problem.host_of, exits, self._rng)
+        walk.run(limit, expired)
+        if walk.fewest and (ring := self._searched(level, limit, expired)):
+            return ring, 0
+        return walk.best.tolist(), walk.fewest
+
+    def _searched(self, level: float, limit: int, expired: Expired) -> list[int] | None:
+        """For graphs with few edges, where walks get lost."""
+        host_of = self._problem.host_of
+        usable = (self._problem.bandwidth >= level) | (host_of[:, None] == host_of[None, :])
+        np.fill_diagonal(usable, val=False)
+        for _ in range(4):
+            ring = search(usable, limit // 20, expired, self._rng, host_of)
+            if ring:
+                return [
+                    peer
+                    for peer, after in zip(ring, ring[1:] + ring[:1], strict=True)
+                    if host_of[peer] != host_of[after]
+                ]
+        return None
+
+    def larger_sum(self, order: list[int], expired: Expired) -> list[int]:
+        """An order without slower edges than this one has, and as large a sum or larger."""
+        for _ in range(SWEEPS):
+            chosen = self.worth[np.ix_(order, order)]
+            places = or_opt(_not_slower(chosen, slowest_edge(self.worth, order)), range(len(order)), expired)
+            order = self.best_of(self._problem.host_of[[order[place] for place in places]].tolist())
+        return order
+
+    def _layers(self, tour: list[int]) -> list[NDArray[np.intp]]:
+        """The peers of each host in turn, from the host that has the fewest."""
+        sizes = [len(self._problem.members[host]) for host in tour]
+        first = sizes.index(min(sizes))
+        return [self._problem.members[host] for host in (*tour[first:], *tour[:first])]
 
 
-def _parted(used: tuple[int, int, NDArray[np.intp]], rng: np.random.Generator) -> Ports:
-    entry, leaving, peers = used
-    if len(peers) == 1:
-        return peers, peers
-    if rng.random() < FREE:
-        entry, leaving = rng.choice(peers, 2, replace=False)
-    entering = rng.random(len(peers)) < 0.5
-    entering[peers == entry], entering[peers == leaving] = True, False
-    return peers[entering], peers[~entering]
-
-
-def _ports(problem: Problem, tour: Sequence[int]) -> tuple[list[int], NDArray[np.intp]]:
-    """Where to leave each host, for the best ring that visits the hosts in that order; and where to enter them."""
-    worth, entry = problem.by_exits()
-    sizes = [len(problem.members[host]) for host in tour]
-    first = sizes.index(min(sizes))
-    layers = [problem.members[host] for host in (*tour[first:], *tour[:first])]
-    slowest, _ = _best_exits(worth, layers, np.minimum)
-    _, exits = _best_exits(np.where(worth >= slowest, worth, -np.inf), layers, np.add)
-    return exits, entry
+def _not_slower(worth: Matrix, slowest: float) -> Matrix:
+    return np.where(worth >= slowest, worth, -np.inf)
 
 
 def _best_exits(worth: Matrix, layers: list[NDArray[np.intp]], join: Callable[..., Matrix]) -> tuple[float, list[int]]:
@@ -89,7 +123,7 @@ def _best_exits(worth: Matrix, layers: list[NDArray[np.intp]], join: Callable[..
     best, exits = -np.inf, list[int]()
     for start in layers[0].tolist():
         ways = [worth[start, layers[1]]]
-        for here, there in zip(layers[1:-1], layers[2:], strict=True):
+        for here, there in pairwise(layers[1:]):
             ways.append(join(ways[-1][:, None], worth[np.ix_(here, there)]).max(axis=0))
         closed = join(ways[-1], worth[layers[-1], start])
         if closed.max() > best:

@@ -36,7 +36,9 @@ class Problem:
         """Raises `SettingsError` for what is no matrix of bandwidths, or does not fit the hosts."""
         given = np.asarray(bandwidth, dtype=np.float64)
         if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
-            raise SettingsError(f"bandwidth must be a square matrix with a row for each peer, not of shape {given.shape}")
+            raise SettingsError(
+                f"bandwidth must be a square matrix with a row for each peer, not of shape {given.shape}"
+            )
         n = len(given)
         hosts = None if hosts is None else [int(host) for host in hosts]
         if hosts is not None and len(hosts) != n:

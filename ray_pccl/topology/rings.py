@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_pccl.errors import NoRingError
+from ray_pccl.errors import NoRingError, PCCLError
 
-__all__ = ["NoRingError", "RingOrder"]
+__all__ = ["NoRingError", "OrderingError", "RingOrder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +20,8 @@ class RingOrder:
     total: float
     """The sum of the edges that count."""
     optimal: bool
-    """Whether no ring has a faster slowest edge, by proof; in the exact case, the sum is the largest among those too."""
+    """Whether no ring has a faster slowest edge, by proof; where the search was exact, no such ring has a larger sum."""
+
+
+class OrderingError(PCCLError, RuntimeError):
+    """The process that orders rings gave no answer; the ring can stay as it is."""

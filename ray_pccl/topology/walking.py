@@ -38,13 +38,13 @@ def find_ring(
     np.fill_diagonal(inner, val=False)
     best, fewest = list(range(len(chains))), len(chains) + 1
     for round_ in range(ROUNDS):
-        walk = _Walk(inner, _beginning(inner, rng), rng)
+        walk = Walk(inner, _beginning(inner, rng), rng)
         walk.run(limit // ROUNDS, expired)
         if walk.fewest < fewest:
             best, fewest = walk.best.tolist(), walk.fewest
         if not fewest or expired():
             break
-        if not round_ and (found := search(inner, limit // 20, expired)):
+        if not round_ and (found := search(inner, limit // 20, expired, rng)):
             best, fewest = found, 0
             break
     return [node for place in best for node in chains[place]], fewest
@@ -59,29 +59,37 @@ def _beginning(usable: NDArray[np.bool_], rng: np.random.Generator) -> Nodes:
     return shuffled[[node for cycle in cycles_of(found.following) for node in cycle]]
 
 
-class _Walk:
+class Walk:
+    """One walk, from an order that it changes in place."""
+
     def __init__(self, usable: NDArray[np.bool_], order: Nodes, rng: np.random.Generator) -> None:
         self._usable, self._into = usable, np.ascontiguousarray(usable.T)
         self._n, self._rng = len(usable), rng
         self._order, self._place = order, np.empty_like(order)
         self._place[order] = np.arange(self._n)
         self._gaps = self._all_gaps()
-        self.best, self.fewest = order.copy(), len(self._gaps)
+        self.best, self.fewest = self._position(), len(self._gaps)
 
     def run(self, limit: int, expired: Callable[[], bool]) -> None:
+        """Goes on until no gap is left, for `limit` moves, or until `expired`; `best` is where there were `fewest`."""
         for step in range(limit):
             if not self._gaps or (step % 64 == 0 and expired()):
                 return
-            gap = self._gaps[int(self._rng.integers(len(self._gaps)))]
-            move = self._closing(gap) or self._shifting(gap)
-            if move:
-                self._make(gap, *move)
-                if len(self._gaps) < self.fewest:
-                    self.best, self.fewest = self._order.copy(), len(self._gaps)
+            self._step(self._gaps[int(self._rng.integers(len(self._gaps)))])
+            if len(self._gaps) < self.fewest:
+                self.best, self.fewest = self._position(), len(self._gaps)
+
+    def _position(self) -> Nodes:
+        """What is to be remembered of the place where the walk is."""
+        return self._order.copy()
+
+    def _step(self, gap: int) -> None:
+        if move := self._closing(gap) or self._shifting(gap):
+            self._make(gap, *move)
 
     def _all_gaps(self) -> list[int]:
         """Nodes whose step to the next is no edge."""
-        return self._order[~self._usable[self._order, np.roll(self._order, -1)]].tolist()
+        return [int(node) for node in self._order[~self._usable[self._order, np.roll(self._order, -1)]]]
 
     def _some(self, row: NDArray[np.bool_]) -> Nodes:
         nodes = np.flatnonzero(row)
@@ -112,11 +120,15 @@ class _Walk:
         from_b = int(self._place[b])
         if self._rng.random() < 0.5:
             ds = self._some(self._usable[a])
+            if not len(ds):
+                return None
             d = int(ds[self._rng.integers(len(ds))])
             es = self._next(self._some(self._usable[self._next(d, -1)]), -1)
             es = es[((self._place[es] - from_b) % self._n >= (self._place[d] - from_b) % self._n) & (es != a)]
             return (d, int(es[self._rng.integers(len(es))])) if len(es) else None
         es = self._some(self._into[b])
+        if not len(es):
+            return None
         e = int(es[self._rng.integers(len(es))])
         ds = self._next(self._some(self._into[self._next(e, 1)]), 1)
         ds = ds[((self._place[ds] - from_b) % self._n <= (self._place[e] - from_b) % self._n) & (ds != b)]
@@ -134,5 +146,12 @@ class _Walk:
         self._order[places] = moved
         self._place[moved] = places
         for node, follower in ((a, d), (e, b), (c, f)):
-            if self._usable[node, follower] == (node in self._gaps):
-                (self._gaps.remove if node in self._gaps else self._gaps.append)(node)
+            self._look_at(node, follower)
+
+    def _look_at(self, node: int, follower: int) -> None:
+        """Whether the step from the node is a gap now."""
+        known = node in self._gaps
+        if self._usable[node, follower] and known:
+            self._gaps.remove(node)
+        elif not self._usable[node, follower] and not known:
+            self._gaps.append(node)
