@@ -23,7 +23,9 @@ async def search(question: Solve) -> Solved:
     try:
         ring = await solve(bandwidth, question.hosts, budget_s=question.budget_s, start=start)
     except NoRingError as error:
-        return Solved(question.group, question.number, edges=tuple(error.edges), error="" if error.edges else str(error))
+        return Solved(
+            question.group, question.number, edges=tuple(error.edges), error="" if error.edges else str(error)
+        )
     order = tuple(int(place) for place in ring.order)
     return Solved(question.group, question.number, order, float(ring.bottleneck), float(ring.total), bool(ring.optimal))
 

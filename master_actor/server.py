@@ -201,6 +201,7 @@ class Server:
         self._deserted.clear()
         for task in [*self._tasks, *self._searches]:
             task.cancel()
+        await asyncio.gather(*self._searches, return_exceptions=True)  # a search may have a process to end
         if self._listener is not None:
             assert self._listening is not None
             with contextlib.suppress(OSError):  # for all who hold it, forked children too

@@ -19,7 +19,11 @@ from ray_pccl.control.messages import Edge, Failure, Measured, Observed, Round, 
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member
 
-BUDGET_S, BACKGROUND_BUDGET_S = 1.0, 10.0
+BUDGET_S = 1.0
+"""What the search may take for each hundred members, while all wait for it."""
+LONGEST_BUDGET_S = 10.0
+PATIENCE_IN_BACKGROUND = 10
+"""How many times longer it may take when nobody waits."""
 WORTHWHILE = 1.02
 """An order has to be better than the present one by this factor, in its slowest edge or in the sum of all."""
 SOLVER_PATIENCE_S = 30.0
@@ -117,9 +121,13 @@ class Optimizer:
             if set(found.order) == set(here):
                 return self._present(found) or found
         if self._search is None or set(self._search.members) != set(here):
-            self._search = self._ask_solver(BUDGET_S, now)
-            self._tell(Stage.SOLVING, BUDGET_S + SOLVER_PATIENCE_S)
+            self._search = self._ask_solver(self._budget_s, now)
+            self._tell(Stage.SOLVING, self._budget_s + SOLVER_PATIENCE_S)
         return None
+
+    @property
+    def _budget_s(self) -> float:
+        return min(LONGEST_BUDGET_S, BUDGET_S * max(1.0, len(self._members()) / 100))
 
     def reset(self) -> None:
         """Nobody waits for an outcome any more. What was measured is kept."""
@@ -134,7 +142,7 @@ class Optimizer:
         """The ring is in this order now; a better one is looked for behind everyone's back, if there may be one."""
         self.reset()
         self.better, self._applied = None, ring
-        self._in_background = None if ring.optimal else self._ask_solver(BACKGROUND_BUDGET_S, now)
+        self._in_background = None if ring.optimal else self._ask_solver(PATIENCE_IN_BACKGROUND * self._budget_s, now)
 
     def solved(self, answer: Solved) -> bool:
         """The solver has answered. Returns whether someone may be waiting for it."""

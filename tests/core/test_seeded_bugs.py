@@ -35,10 +35,7 @@ def _lives(scenario: Callable[..., None]) -> list[Callable[[], None]]:
 
 
 SCENARIOS = [
-    life
-    for name, scenario in vars(test_scenarios).items()
-    if name.startswith("test_")
-    for life in _lives(scenario)
+    life for name, scenario in vars(test_scenarios).items() if name.startswith("test_") for life in _lives(scenario)
 ]
 BUGS: dict[str, Callable[[Patch], None]] = {}
 

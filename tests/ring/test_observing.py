@@ -30,9 +30,7 @@ class Kernel:
     def passes(self, seconds: float, acked: int, receiver_limited_s: float = 0.0) -> None:
         assert self.counters is not None
         self.now += seconds
-        self.counters = Counters(
-            self.counters.acked + acked, self.counters.receiver_limited_s + receiver_limited_s
-        )
+        self.counters = Counters(self.counters.acked + acked, self.counters.receiver_limited_s + receiver_limited_s)
 
 
 def test_from_full_to_drained_what_was_acknowledged_is_what_the_link_carries() -> None:

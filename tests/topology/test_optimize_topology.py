@@ -100,9 +100,7 @@ def test_peers_of_one_host_measure_nothing(spread: Spread) -> None:
 
 
 @pytest.mark.parametrize(("victim", "point"), [(3, "probing"), (0, "probed"), (2, "probing"), (1, "probed")])
-def test_a_peer_killed_in_mid_probe_is_left_out_and_all_others_return(
-    spread: Spread, victim: int, point: str
-) -> None:
+def test_a_peer_killed_in_mid_probe_is_left_out_and_all_others_return(spread: Spread, victim: int, point: str) -> None:
     peers = spread(4)
     peers[victim].run(_strike_at, point, signal.SIGKILL)
     calls = _optimize(peers)

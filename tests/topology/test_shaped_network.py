@@ -1,4 +1,4 @@
-"""A network of our own: five hosts, each pair of them joined by a cable with a rate of its own in each direction."""
+"""Networks of our own: hosts each pair of which is joined by a cable with a rate of its own in each direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 
 from ray_pccl import Communicator, Settings
 from ray_pccl.testing import PeerProcess
-from ray_pccl.testing.namespaces import NotPermitted, inside, master_in, mesh_address, meshed_hosts
+from ray_pccl.testing.namespaces import (
+    NotPermitted,
+    inside,
+    master_in,
+    mesh_address,
+    mesh_device,
+    meshed_hosts,
+    shape,
+)
 from ray_pccl.testing.ownership import Ownership
 
 RATES_MBIT = (
@@ -56,27 +64,36 @@ def _reduce_seconds(communicator: Communicator, times: int) -> list[float]:
         began = time.monotonic()
         communicator.all_reduce(values)
         seconds.append(time.monotonic() - began)
-        assert values[0] == values[-1] == HOSTS * (HOSTS + number)
+        assert values[0] == values[-1] == communicator.world_size * (communicator.world_size + number)
     return seconds
 
 
 @contextlib.contextmanager
-def _peers(hosts: list[str], endpoint: str, order: Sequence[int]) -> Iterator[list[PeerProcess]]:
-    """A peer on each host, in a ring of this order."""
-    ownership = Ownership()
-    peers: list[PeerProcess] = []
-    try:
+def _network(
+    rates_mbit: Sequence[Sequence[float]], order: Sequence[int]
+) -> Iterator[tuple[list[str], list[PeerProcess]]]:
+    """Namespaces with a peer in each, in a ring of this order. Skips the test where there can't be any."""
+    with contextlib.ExitStack() as ends:
+        try:
+            hosts = ends.enter_context(meshed_hosts(rates_mbit))
+        except NotPermitted as reason:
+            pytest.skip(f"network namespaces can't be had here: {reason}")
+        endpoint = ends.enter_context(master_in(hosts[0], mesh_address(0)))
+        ownership, peers = Ownership(), []
         for host, namespace in enumerate(hosts):
-            given: dict[str, Any] = {"master": endpoint, "min_world_size": HOSTS, "rank": order.index(host)}
+            given: dict[str, Any] = {"master": endpoint, "min_world_size": len(hosts), "rank": order.index(host)}
             settings = Settings(last_call_s=0.0)
             peers.append(PeerProcess({**given, "settings": settings}, ownership, within=inside(namespace)))
+            ends.callback(peers[-1].end)
             peers[-1].connect()
         for peer in peers:
             peer.joined.result(60)
-        yield peers
-    finally:
-        for peer in peers:
-            peer.end()
+        yield hosts, peers
+
+
+def _optimize(peers: list[PeerProcess]) -> None:
+    for call in [peer.call_async("optimize_topology") for peer in peers]:
+        call.result(60)
 
 
 def _measured(peers: list[PeerProcess], times: int) -> float:
@@ -89,7 +106,7 @@ def _measured(peers: list[PeerProcess], times: int) -> float:
 def _order_of(peers: list[PeerProcess]) -> tuple[int, ...]:
     """The hosts in the order of the ring, from host 0 on."""
     members = peers[0].members
-    return tuple(sorted(range(HOSTS), key=lambda host: members.index(peers[host].peer_id)))
+    return tuple(sorted(range(len(peers)), key=lambda host: members.index(peers[host].peer_id)))
 
 
 @pytest.mark.slow
@@ -97,24 +114,15 @@ def _order_of(peers: list[PeerProcess]) -> tuple[int, ...]:
 def test_the_best_ring_is_found_and_runs_at_nine_tenths_of_what_its_slowest_edge_carries() -> None:
     rings = _rings()
     median, best = rings[len(rings) // 2 - 1], rings[-1]
-    try:
-        with (
-            meshed_hosts(RATES_MBIT) as hosts,
-            master_in(hosts[0], mesh_address(0)) as endpoint,
-            _peers(hosts, endpoint, median) as peers,
-        ):
-            assert _order_of(peers) == median
-            before_s = _measured(peers, 2)
-            began = time.monotonic()
-            calls = [peer.call_async("optimize_topology") for peer in peers]
-            for call in calls:
-                call.result(60)
-            optimizing_s = time.monotonic() - began
-            topology = peers[0].call("topology")
-            order = _order_of(peers)
-            after_s = _measured(peers, 4)
-    except NotPermitted as reason:
-        pytest.skip(f"network namespaces can't be had here: {reason}")
+    with _network(RATES_MBIT, median) as (_, peers):
+        assert _order_of(peers) == median
+        before_s = _measured(peers, 2)
+        began = time.monotonic()
+        _optimize(peers)
+        optimizing_s = time.monotonic() - began
+        topology = peers[0].call("topology")
+        order = _order_of(peers)
+        after_s = _measured(peers, 4)
     ids = [peer.peer_id for peer in peers]
     found = [[topology.matrix.get((a, b), 0) * 8 / 1e6 for b in ids] for a in ids]
     share, gain = _bound_s(best) / after_s, before_s / after_s
@@ -124,7 +132,27 @@ def test_the_best_ring_is_found_and_runs_at_nine_tenths_of_what_its_slowest_edge
     print(f"the median ring {median} took {before_s:.2f} s: {gain:.2f} times, {predicted:.2f} predicted")
     print(f"optimize_topology() took {optimizing_s:.1f} s")
     assert order == best
-    assert all(0.85 < found[a][b] / RATES_MBIT[a][b] < 1.1 for a in range(HOSTS) for b in range(HOSTS) if a != b)
-    assert topology.bottleneck == pytest.approx(_bottleneck(best) * 1e6 / 8, rel=0.15)
+    assert all(0.8 < found[a][b] / RATES_MBIT[a][b] < 1.15 for a in range(HOSTS) for b in range(HOSTS) if a != b)
+    assert topology.bottleneck == pytest.approx(_bottleneck(best) * 1e6 / 8, rel=0.2)
     assert share >= SHARE_AT_LEAST
     assert gain >= GAIN_AT_LEAST * predicted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_an_edge_that_has_fallen_is_seen_by_the_collectives_and_left_by_the_next_call() -> None:
+    rates = ((0, 120, 100), (100, 0, 120), (120, 100, 0))
+    with _network(rates, (0, 1, 2)) as (hosts, peers):
+        _optimize(peers)
+        zero, one, _ = (peer.peer_id for peer in peers)
+        assert _order_of(peers) == (0, 1, 2) and (zero, one) in peers[0].call("topology").matrix
+        _measured(peers, 1)
+        assert (zero, one) in peers[0].call("topology").matrix  # busy, and as fast as it was
+        shape(hosts[0], mesh_device(1), "40mbit")
+        deadline = time.monotonic() + 60
+        while (zero, one) in (known := peers[0].call("topology").matrix) and time.monotonic() < deadline:
+            _measured(peers, 1)
+        assert set(permutations((peer.peer_id for peer in peers), 2)) - set(known) == {(zero, one)}
+        _optimize(peers)
+        assert _order_of(peers) == (0, 2, 1)
+        assert peers[0].call("topology").matrix[zero, one] == pytest.approx(5e6, rel=0.2)
