@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
     from ray_pccl.topology.plot import plot_topology
+    from ray_pccl.topology.progress import TopologyProgress
     from ray_pccl.topology.types import Topology
     from ray_pccl.types import Attribute, GroupStatus, Member, MembershipChange, MembershipEvent
 
@@ -125,6 +126,7 @@ __all__ = [
     "StoreTimeoutError",
     "TooFewPeersError",
     "Topology",
+    "TopologyProgress",
     "UsageError",
     "WorldChangedError",
     "__version__",
@@ -172,6 +174,7 @@ _HOME_OF = {
     "Store": "peer.store",
     "StoreStats": "driver.objects",
     "Topology": "topology.types",
+    "TopologyProgress": "topology.progress",
     "allgather_refs": "driver.calls",
     "allreduce": "driver.calls",
     "allreduce_refs": "driver.calls",

@@ -23,7 +23,7 @@ def _be_on(_: Communicator, host: str) -> None:
 
 @pytest.fixture
 def master_settings() -> Settings:
-    return Settings.from_env(None, probe_ms=100)
+    return Settings.from_env(None, probe_ms=100, heartbeat_timeout_s=3)
 
 
 @pytest.fixture

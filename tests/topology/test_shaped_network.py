@@ -31,12 +31,12 @@ RATES_MBIT = (
     (150, 90, 240, 0, 60),
     (90, 200, 80, 50, 0),
 )
-"""From host to host. The fastest edge first leads into a ring of 40; one ring has 180, the next best 150, most 40 to 60."""
+"""From host to host. The fastest edges first lead into a ring of 40; one ring has 180, the next 150, most 40 to 60."""
 HOSTS = len(RATES_MBIT)
 ELEMENTS = (16 << 20) // 4
 SHARE_AT_LEAST = 0.9
 GAIN_AT_LEAST = 0.85
-"""Of the factor that the rates predict: the slow ring gets relatively more from what its shapers let through at once."""
+"""Of the factor that the rates predict: what shapers let through at once is worth more to the slow ring."""
 
 
 def _bottleneck(order: Sequence[int]) -> float:
@@ -49,7 +49,7 @@ def _rings() -> list[tuple[int, ...]]:
 
 
 def _bound_s(order: Sequence[int]) -> float:
-    """The least time in which all-reduce can be done around this ring: its slowest edge carries 2(n-1)/n of the data."""
+    """The least time of all-reduce around this ring: its slowest edge carries 2(n-1)/n of the data."""
     return 2 * (HOSTS - 1) / HOSTS * ELEMENTS * 4 / (_bottleneck(order) * 1e6 / 8)
 
 
