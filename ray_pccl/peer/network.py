@@ -1,4 +1,4 @@
-"""What one peer has found out about its network, as a pure machine: kept so that a restarted master can have it again."""
+"""What one peer has found out about its network, as a pure machine: kept for a master that is restarted."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class Network:
         return [Measured(tuple(edges[at : at + EDGES_A_MESSAGE])) for at in range(0, len(edges), EDGES_A_MESSAGE)]
 
     def observed(self, target: str, rate: float, now: float) -> None:
-        """The link to a peer was busy and carried so much. The best since the last word counts: others may have been
-        disturbed for a moment, while one that has fallen has no good ones."""
+        """The link to a peer was busy and carried so much.
+
+        The best since the last word counts: a sample may have been disturbed, but a link that fell has no good ones.
+        """
         if target not in self._observed or rate > self._observed[target][0]:
             self._observed[target] = (rate, now)
 

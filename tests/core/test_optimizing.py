@@ -125,7 +125,7 @@ def test_newcomers_edges_are_all_that_is_measured_after_an_admission() -> None:
 def test_a_death_in_mid_probe_shrinks_the_survey_and_the_call_goes_on() -> None:
     group = Surveyed("a", "b", "c", "d", minimum=2)
     probes = probes_in(group.all_vote())
-    (one, first), (two, second) = probes.items()
+    (one, first), (two, _) = probes.items()
     group.report(one, first)
     actions = group.master.dies(two, f"on-{two}")
     assert len(asks_in(actions)) == 3

@@ -10,7 +10,6 @@ from ray_pccl.control.messages import VoteKind
 from ray_pccl.peer.membership import Standing
 from tests.core.simulation import SETTINGS, Peer, World
 
-
 STAGES = ("probing", "solving", "linking")
 """Of `optimize_topology()`."""
 
