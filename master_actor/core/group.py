@@ -14,7 +14,7 @@ import msgspec
 
 from master_actor.core.actions import Action, Append, Send, Solved
 from master_actor.core.agreement import agree
-from master_actor.core.optimizing import Optimizer, Ring
+from master_actor.core.optimizing import QUIET_S, Optimizer, Ring
 from master_actor.core.phases import Phase, PhaseLog
 from master_actor.core.records import (
     Durable,
@@ -127,6 +127,7 @@ class Group:
             next_round=next_round,
             members=self._living_members,
             avoid=self._links.to_avoid,
+            quiet_at=now + 2 * settings.probe_ms / 1000 + QUIET_S if self.durable.members else 0.0,
         )
         self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
         """In which order members came; after a master's restart, their ranks stand in."""
@@ -205,6 +206,7 @@ class Group:
             if not self.ballot.was_served(vote):
                 self.ballot.cast(peer_id, vote, now)
         self._check_still_optimizing(peer_id)
+        self.optimizer.tell_again(peer_id)
         self._returns(peer_id, agrees=agrees, now=now)
         for other in register.broken_links:
             self.link_broken(peer_id, LinkBroken(register.epoch, other), now)
@@ -491,6 +493,8 @@ class Group:
         old, new = set(before), set(members)
         newcomers = tuple(member for member in members if member not in old)
         admitted_in = epoch if newcomers else self.durable.admitted_in
+        if newcomers:
+            self.optimizer.reset()  # nothing is known of their edges
         self._append(EpochBegan(self.name, epoch, members, admitted_in, votes, *limits))
         for peer_id in self.lost:
             self.store.drop(peer_id)
@@ -594,7 +598,7 @@ class Group:
             self.optimizer.applied(outcome, now)
             self._serve(kind, value=False)
         elif outcome is not None:
-            self.optimizer.linking(2 * self._settings.answer_timeout_s)
+            self.optimizer.linking(self._settings.answer_timeout_s + max(self._passive.values(), default=0.0))
             self._ask(now, order=turned(outcome.order, self.living[0]), ring=outcome)
 
     def _check_still_optimizing(self, peer_id: str) -> None:

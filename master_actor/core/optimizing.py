@@ -32,6 +32,10 @@ PROBE_PATIENCE_S = 9.0
 """How much longer than its data a probe may take: it dials twice, and its partner may hold its interpreter."""
 
 
+QUIET_S = 1.0
+"""How much longer than its data a probe takes as a rule."""
+
+
 class Stage(Enum):
     """How far `optimize_topology()` is."""
 
@@ -70,6 +74,7 @@ class Optimizer:
         next_round: Callable[[], Round],
         members: Callable[[], list[Member]],
         avoid: Callable[[], Collection[Link]],
+        quiet_at: float = 0.0,
     ) -> None:
         self._group = group
         self._settings = settings
@@ -80,7 +85,10 @@ class Optimizer:
         self.bandwidth = Bandwidth()
         self.survey: Survey | None = None
         self._surveyed = False
+        self._quiet_at = quiet_at
+        """When probes of an earlier survey, which nobody waits for any more, must have ended: two would share the way."""
         self._progress = (0, 0)
+        self._word: Surveying | None = None
         self._searches = 0
         self._search: _Search | None = None
         self._found: Ring | Failure | None = None
@@ -100,7 +108,8 @@ class Optimizer:
     def deadlines(self) -> list[float]:
         """When what is under way is given up, at the latest."""
         searching = [self._search.deadline] if self._search is not None else []
-        return [*searching, *(self.survey.deadlines if self.survey is not None else [])]
+        surveying = (self.survey.deadlines or [self._quiet_at]) if self.survey is not None else []
+        return [*searching, *surveying]
 
     def advance(self, now: float) -> Ring | Failure | None:
         """All members are in the call: takes the next step, and returns the outcome once there is one."""
@@ -131,8 +140,16 @@ class Optimizer:
 
     def reset(self) -> None:
         """Nobody waits for an outcome any more. What was measured is kept."""
+        if self.survey is not None:
+            ends = [deadline - PROBE_PATIENCE_S + QUIET_S for deadline in self.survey.deadlines]
+            self._quiet_at = max([self._quiet_at, *ends])
         self.survey = self._search = self._found = None
         self._surveyed, self._progress = False, (0, 0)
+
+    def tell_again(self, peer_id: str) -> None:
+        """A member was away, and may wait for less than what is under way takes."""
+        if self._word is not None and self.is_busy:
+            self._emit(Send(peer_id, self._word))
 
     def linking(self, within_s: float) -> None:
         """An order was found, and a round begins that puts it into force."""
@@ -193,7 +210,7 @@ class Optimizer:
 
     def lost(self, gone: Member, now: float) -> None:
         """A member is gone, and a round will follow: nobody need be told here that this may have ended the survey."""
-        self.better = None
+        self.better = self._found = self._search = None  # all about members of which one is gone
         if any(member.host == gone.host for member in self._members()):
             self.bandwidth.forget_unreachable(gone.host)
         else:
@@ -221,7 +238,7 @@ class Optimizer:
     def _go_on(self, now: float) -> None:
         """Begins the next round of the survey, if this one is over."""
         survey = self.survey
-        if survey is None or not survey.is_between_rounds:
+        if survey is None or not survey.is_between_rounds or (now < self._quiet_at and not survey.is_over):
             return
         patience = 2 * self._settings.probe_ms / 1000 + PROBE_PATIENCE_S
         orders = survey.next_round(self._members(), now + patience)
@@ -235,9 +252,10 @@ class Optimizer:
     def _tell(self, stage: Stage, within_s: float) -> None:
         if self.survey is not None:
             self._progress = (self.survey.probed, self.survey.to_probe)
-        message = Surveying(stage.value, *self._progress, within_s)
+        # Twice: the master's own clock is the one that counts, and stands still while the master is held up.
+        self._word = Surveying(stage.value, *self._progress, 2 * within_s)
         for member in self._members():
-            self._emit(Send(member.peer_id, message))
+            self._emit(Send(member.peer_id, self._word))
 
     # --------------------------------------------------------------------------------------------- the solver
 

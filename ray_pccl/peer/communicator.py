@@ -243,8 +243,10 @@ class Communicator(Collectives):
     def update_topology(self, timeout: float | None = None) -> None:
         """The vote that admits who waits: returns when all members have called it, with the new epoch in place.
 
-        The first call since this peer was admitted returns at once if the peer has entered no operation since: the
-        others have just left the call that admitted it.
+        The first call since this peer was admitted returns at once if the peer has entered no operation since, nor met
+        the others in another call: they have just left the one that admitted it.
+
+        An order of the ring that was found in the background since `optimize_topology()` comes with the new epoch.
 
         Raises:
             OperationTimeoutError: Not all members came within `timeout` seconds (``op_timeout_s`` if not given); says
@@ -354,7 +356,10 @@ class Communicator(Collectives):
     ) -> bool:
         patience = check_timeout(timeout_s, f"{kind.value}()")
         connection = self._connected()
-        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only), inform))
+        value = bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only), inform))
+        if kind is not VoteKind.AWAIT_MINIMUM:
+            self._early_call = False  # it has met all others: what they call from now on, it calls too
+        return value
 
     def _query(self, what: Question) -> Reply:
         connection = self._connected()

@@ -295,7 +295,7 @@ class MasterConnection:
                     if (future := self._calls.pop(call, None)) is not None:
                         future.set_exception(error)
                 case Inform(call, value):
-                    log.info("%s of peer %s: %s", call, self.membership.identity.peer_id, value)
+                    log.info("peer %s: %s", self.membership.identity.peer_id, value)
                     news = self._listening.get(self._calls[call]) if call in self._calls else None
                     if news is not None:
                         news.put(value)

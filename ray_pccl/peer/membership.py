@@ -96,6 +96,8 @@ class _Call:
 
     message: Message
     deadline: float
+    own_deadline: float = 0.0
+    """The caller's, where a master has asked for more time since."""
 
 
 class Membership:
@@ -156,6 +158,8 @@ class Membership:
         self.ledger.lease_missed = False
         self._registered = now
         me, passive = self.identity, self._passive_timeout()
+        for call in self._votes.values():
+            self._take_time_back(call, now)
         votes = tuple(
             msgspec.structs.replace(call.message.vote, timeout_s=max(0.0, call.deadline - SLACK_S - now))
             for call in self._votes.values()
@@ -175,6 +179,12 @@ class Membership:
             self._dials,
         )
         return [register, *(self._again(call, now) for call in self._requests.values())]
+
+    def _take_time_back(self, call: _Call, now: float) -> None:
+        """What one master asked for, the next may not need: it gets time enough to ask again."""
+        if call.own_deadline:
+            soon = self.settings.register_grace_s + 2 * self.settings.answer_timeout_s + SLACK_S
+            call.deadline = min(call.deadline, max(call.own_deadline, now + soon))
 
     def disconnected(self) -> list[Effect]:
         """The connection is lost; it will be made anew."""
@@ -353,6 +363,7 @@ class Membership:
         call = self._votes.get(VoteKind.OPTIMIZE_TOPOLOGY)
         if call is None:
             return []
+        call.own_deadline = call.own_deadline or call.deadline
         call.deadline = max(call.deadline, now + message.within_s + SLACK_S)
         progress = TopologyProgress(message.stage, message.probed, message.to_probe)
         return [Inform(VoteKind.OPTIMIZE_TOPOLOGY, progress)]

@@ -99,7 +99,7 @@ class DataPlane:
     def start(
         self, report: Callable[[int, str], None], observe: Callable[[str, float], None] = lambda _peer, _rate: None
     ) -> None:
-        """Begins to listen. `report` is told of links that broke, and in which epoch, `observe` of what busy ones carry."""
+        """Begins to listen. `report` is told which links broke in which epoch, `observe` what busy ones carry."""
         self._report, self._observe = report, observe
         self._mesh.start()
 

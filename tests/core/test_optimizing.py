@@ -206,6 +206,25 @@ def test_an_edge_that_broke_twice_is_no_edge_for_the_solver() -> None:
     assert question.bandwidth[place["a"]][place["b"]] == 100.0
 
 
+def test_that_there_is_no_ring_is_not_said_of_members_of_which_one_has_died() -> None:
+    group = Surveyed("a", "b", "c", minimum=2)
+    question = solve_in(group.measure_all(group.all_vote(), {"ab": 0.0, "ba": 0.0}))
+    group.master.dies("b", "on-b")
+    assert not failures_in(group.master.handle(Solved("g", question.number, edges=((0, 1), (1, 0)))))
+    actions = group.answer_all()
+    assert not failures_in(actions) and len(solve_in(actions).hosts) == 2
+
+
+def test_an_answer_before_the_death_is_thrown_away_too() -> None:
+    group = Surveyed("a", "b", "c", minimum=2)
+    question = solve_in(group.measure_all(group.all_vote(), {"ab": 0.0, "ba": 0.0}))
+    group.master.say("a", LinkBroken(1, "c"))  # a round is under way
+    group.master.handle(Solved("g", question.number, edges=((0, 1), (1, 0))))
+    group.master.dies("b", "on-b")
+    actions = group.answer_all()
+    assert not failures_in(actions) and len(solve_in(actions).hosts) == 2
+
+
 # ------------------------------------------------------------------------------------------------ what does not come
 
 
@@ -236,8 +255,30 @@ def test_who_leaves_the_call_ends_the_survey_and_what_was_found_is_kept() -> Non
     assert not probes_in(group.report(dialler, probe))
     assert sorted(failures_in(group.master.at(5.0))) == ["b", "c"]
     actions = group.all_vote(0)
+    assert not group.master.group().ballot.overdue(5.0)
     assert pairs_in(actions) and pairs_in(actions) != {"".join(sorted((dialler, probe.other)))}
     assert {told.to_probe for told in told_in(actions)} == {4}
+
+
+def test_a_survey_begins_when_the_probes_of_one_that_was_given_up_must_have_ended() -> None:
+    group = Surveyed("a", "b", "c")
+    group.all_vote()
+    group.master.say("a", Withdraw(OPTIMIZE))
+    assert not probes_in(group.master.vote("a", OPTIMIZE, 0))
+    assert not probes_in(group.master.at(1.5))
+    assert probes_in(group.master.at(1.6))
+
+
+def test_newcomers_that_come_in_mid_survey_have_their_edges_measured() -> None:
+    group = Surveyed("a", "b", minimum=2)
+    group.all_vote()
+    group.master.join("n", min_world_size=2, host="on-n")
+    for peer in ("a", "b"):  # in other threads of theirs
+        group.master.vote(peer, TOPOLOGY, 1)
+    group.answer_all()
+    group.master.at(2.0)
+    actions = group.master.vote("n", OPTIMIZE, 0)
+    assert {told.to_probe for told in told_in(actions)} == {6}
 
 
 def test_a_solver_that_never_answers_fails_the_call_on_all() -> None:
@@ -299,15 +340,26 @@ def test_after_a_restart_the_call_goes_on_and_what_peers_tell_again_is_not_measu
     returning = {peer: _returning(group, peer, (OpenVote(OPTIMIZE, 0, 50.0),)) for peer in "abc"}
     group.master = group.master.restarted()
     known = (Edge(dialler, probe.other, 100.0, 3.0), Edge(probe.other, dialler, 100.0, 3.0))
-    for peer in sorted("abc", key=lambda peer: peer != dialler):
-        actions = group.master.say(peer, returning[peer])
-        if peer == dialler:
-            assert group.master.say(dialler, Measured(known)) == []
-    assert {told.to_probe for told in told_in(actions)} == {4}
+    for peer in "abc":
+        assert not probes_in(group.master.say(peer, returning[peer]))
+    told_at = group.master.now
+    assert group.master.say(dialler, Measured(known)) == []
+    assert group.master.at(told_at + 1.5) == []  # probes of the master before may still run
+    actions = group.master.at(told_at + 1.7)
+    assert pairs_in(actions) and pairs_in(actions) != {"".join(sorted((dialler, probe.other)))}
     question = solve_in(group.measure_all(actions))
     assert not any(math.isnan(rate) for row in question.bandwidth for rate in row)
     at = group.master.group().optimizer.bandwidth.measured_at(f"on-{dialler}", f"on-{probe.other}")
-    assert at == group.master.now - 3.0
+    assert at == told_at - 3.0
+
+
+def test_a_member_that_reconnects_is_told_again_how_long_to_wait() -> None:
+    group = Surveyed("a", "b", "c")
+    word = told_in(group.measure_all(group.all_vote()))[-1]
+    assert word.stage == "solving"
+    actions = group.master.say("b", _returning(group, "b", (OpenVote(OPTIMIZE, 0, 0.0),)))
+    assert told_in(actions) == [word]
+    assert not failures_in(group.master.at(1.0))
 
 
 def test_a_vote_that_was_served_by_the_epoch_is_not_held_again() -> None:

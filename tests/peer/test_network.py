@@ -65,6 +65,18 @@ def test_each_word_of_the_master_gives_it_time_for_the_next_step() -> None:
     assert isinstance(failed, Fail) and isinstance(failed.error, OperationTimeoutError)
 
 
+def test_a_master_that_comes_back_is_given_time_to_ask_again_and_no_more() -> None:
+    peer = Peer().member()
+    peer.vote(OPTIMIZE, timeout_s=5.0)
+    peer.receive(Surveying("solving", 6, 6, 60.0))
+    peer.now = 10.0
+    (register,) = peer.welcome(2)
+    soon = peer.machine.settings.register_grace_s + 2 * peer.machine.settings.answer_timeout_s
+    assert register.votes[0].timeout_s == soon
+    assert peer.at(10.0 + soon + SLACK_S - 0.1) == []
+    assert len(peer.at(10.0 + soon + SLACK_S)) == 2
+
+
 def test_progress_of_a_call_that_was_left_is_told_to_nobody() -> None:
     assert Peer().member().receive(Surveying("probing", 2, 6, 10.0)) == []
 

@@ -228,3 +228,13 @@ def test_no_ring_without_such_edges_is_an_error_on_all_that_names_them_until_it_
     peers[2].run(_mend, "p0")
     _all_return(_optimize(peers))
     _can_go_on(peers)
+
+
+def test_a_newcomer_that_has_optimized_with_the_others_votes_with_them_in_the_next_update(spread: Spread) -> None:
+    peers = spread(2)
+    _all_return(_optimize(peers))
+    calls = [peer.call_async("update_topology", 10.0) for peer in peers]
+    _all_return(calls)  # were the first one since the admission absorbed, one would wait for the other
+    late = peers[0].call_async("update_topology", 0.5)
+    with pytest.raises(OperationTimeoutError):
+        late.result(PATIENCE_S)
