@@ -7,15 +7,19 @@ taken says nothing, and a slow way would need seconds to drain it. `docs/design/
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
 
 from ray_pccl.errors import PCCLError, ProtocolError
 from ray_pccl.ring import fault_points
@@ -25,17 +29,26 @@ MOST_BYTES = 1 << 30
 """What one stream sends at most, however fast it is."""
 WARM_UP = 1 / 3
 """The part of a probe that does not count: slow start, and what a shaper lets through at once."""
+SHORTEST = 1 / 6
+"""The part of a probe in which all streams have to run together, for it to tell something."""
+MARK_S = 0.002
+"""How often the receiver notes how much has come."""
 GRACE_S = 3.0
 """How much longer than agreed a side waits for the other."""
 LOOK_S = 0.1
 REDIAL_S = 0.2
 _HEAD = struct.Struct(">BH")
-_RESULT = struct.Struct(">d")
+_COUNT = struct.Struct(">H")
+_MARK = struct.Struct(">dQ")
+_ANSWER_BYTES = _COUNT.size + 0xFFFF * _MARK.size
 _RESET = struct.pack("ii", 1, 0)
 _BLOCK = bytes(256 << 10)
 
+T = TypeVar("T")
 Connect = Callable[[], socket.socket]
 Stopped = Callable[[], bool]
+Marks = list[tuple[float, int]]
+"""How many bytes of a stream had come at which time, by the receiver's clock; the last one when it stopped."""
 
 
 class UnreachableError(OSError):
@@ -69,9 +82,14 @@ def measure(connect: Connect, plan: Plan, stopped: Stopped) -> dict[Direction, f
     `UnreachableError`, which is believed the second time, and `OSError` or `PCCLError` for all else that goes wrong.
     """
     try:
-        return {direction: _measure(_patient(connect), plan, direction, stopped) for direction in plan.directions}
+        rates = _attempt(_patient(connect), plan, plan.directions, stopped)
     except UnreachableError:
         return dict.fromkeys(plan.directions, 0.0)
+    missing = tuple(direction for direction, rate in rates.items() if rate is None)
+    if missing and not stopped():
+        with contextlib.suppress(UnreachableError):  # it could be reached a moment ago
+            rates |= _attempt(connect, plan, missing, stopped)
+    return rates
 
 
 def _patient(connect: Connect) -> Connect:
@@ -85,43 +103,82 @@ def _patient(connect: Connect) -> Connect:
     return twice
 
 
-def _measure(connect: Connect, plan: Plan, direction: Direction, stopped: Stopped) -> float | None:
-    start = threading.Barrier(plan.streams)
-    rates: list[float | None] = [None] * plan.streams
-    unreachable: list[UnreachableError] = []
+def _attempt(
+    connect: Connect, plan: Plan, directions: tuple[Direction, ...], stopped: Stopped
+) -> dict[Direction, float | None]:
+    """One direction after the other, over connections that are all made before: a busy way delays handshakes."""
+    with contextlib.ExitStack() as ends:
+        dialled = _at_once([connect] * (plan.streams * len(directions)))
+        for sock in dialled:
+            if isinstance(sock, socket.socket):
+                ends.callback(sock.close)
+        for error in dialled:
+            if isinstance(error, UnreachableError):
+                raise error
+        socks = [sock for sock in dialled if isinstance(sock, socket.socket)]
+        if len(socks) < len(dialled):
+            return dict.fromkeys(directions)
+        ways = [(direction, socks[at :: len(directions)]) for at, direction in enumerate(directions)]
+        return {direction: _measure(streams, plan, direction, stopped) for direction, streams in ways}
 
-    def run(stream: int) -> None:
+
+def _measure(socks: list[socket.socket], plan: Plan, direction: Direction, stopped: Stopped) -> float | None:
+    streams = _at_once([partial(_stream, sock, plan.duration_s, direction, stopped) for sock in socks])
+    records = [marks for marks in streams if isinstance(marks, list)]
+    return common_rate(records, plan.duration_s) if len(records) == len(streams) else None
+
+
+def _at_once(functions: Sequence[Callable[[], T]]) -> list[T | Exception]:
+    """Runs functions in threads of their own; what each returned, or raised."""
+    results: list[T | Exception] = [OSError("it did not run")] * len(functions)
+
+    def run(place: int) -> None:
         try:
-            with connect() as sock:
-                start.wait(plan.duration_s + GRACE_S)
-                rates[stream] = _stream(sock, plan.duration_s, direction, stopped)
-        except UnreachableError as error:
-            unreachable.append(error)
-            start.abort()
-        except (OSError, PCCLError, threading.BrokenBarrierError):
-            start.abort()
+            results[place] = functions[place]()
+        except (OSError, PCCLError) as error:
+            results[place] = error
 
     threads = [
-        threading.Thread(target=run, args=(stream,), name="ray_pccl-probe", daemon=True)
-        for stream in range(plan.streams)
+        threading.Thread(target=run, args=(place,), name="ray_pccl-probe", daemon=True)
+        for place in range(len(functions))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if unreachable:
-        raise unreachable[0]
-    known = [rate for rate in rates if rate is not None]
-    return sum(known) if len(known) == plan.streams else None
+    return results
 
 
-def _stream(sock: socket.socket, duration_s: float, direction: Direction, stopped: Stopped) -> float | None:
+def _stream(sock: socket.socket, duration_s: float, direction: Direction, stopped: Stopped) -> Marks | None:
     sock.settimeout(LOOK_S)
     sock.sendall(_HEAD.pack(direction, round(duration_s * 1000)))
     fault_points.reach("probing")
-    rate = _count(sock, duration_s, stopped) if direction is Direction.BACK else _pour(sock, duration_s, stopped)
+    marks = _count(sock, duration_s, stopped) if direction is Direction.BACK else _pour(sock, duration_s, stopped)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # what is still on its way need not arrive
-    return rate
+    return marks
+
+
+def common_rate(records: Sequence[Marks], duration_s: float) -> float | None:
+    """What all streams carried together while all of them ran, after their warm-up; None if that was too short.
+
+    Streams that do not begin together, since a core was busy, each find the way free for a while: the sum of what
+    each carried by itself would be more than the way does.
+    """
+    if not all(records):
+        return None
+    begin = max(marks[0][0] for marks in records) + WARM_UP * duration_s
+    end = min(marks[-1][0] for marks in records)
+    if end - begin < SHORTEST * duration_s:
+        return None
+    moved = sum(_total_at(marks, end) - _total_at(marks, begin) for marks in records)
+    return moved / (end - begin) if moved > 0 else None
+
+
+def _total_at(marks: Marks, at: float) -> float:
+    place = max(1, min(bisect.bisect_left(marks, (at, 0)), len(marks) - 1))
+    (before, low), (after, high) = marks[place - 1], marks[place]
+    part = (at - before) / (after - before) if after > before else 1.0
+    return low + (high - low) * min(1.0, max(0.0, part))
 
 
 # ------------------------------------------------------------------------------------------------- who is dialled
@@ -137,8 +194,8 @@ def serve(sock: socket.socket, stopped: Stopped) -> None:
             raise ProtocolError(f"a probe of kind {kind} and {duration_ms} ms")
         fault_points.reach("probed")
         if kind == Direction.THERE:
-            rate = _count(sock, duration_ms / 1000, stopped)
-            sock.sendall(_RESULT.pack(-1.0 if rate is None else rate))
+            marks = _count(sock, duration_ms / 1000, stopped)
+            sock.sendall(_COUNT.pack(len(marks)) + b"".join(_MARK.pack(*mark) for mark in marks))
             _drain(sock, stopped)
         else:
             _pour(sock, duration_ms / 1000, stopped)
@@ -148,36 +205,32 @@ def serve(sock: socket.socket, stopped: Stopped) -> None:
 # ------------------------------------------------------------------------------------------------------ both sides
 
 
-def _count(sock: socket.socket, duration_s: float, stopped: Stopped) -> float | None:
-    """Receives for as long as agreed; the rate from the end of the warm-up to the last byte."""
+def _count(sock: socket.socket, duration_s: float, stopped: Stopped) -> Marks:
+    """Receives for as long as agreed, from the first byte on: how much had come when."""
     sock.settimeout(LOOK_S)
     buffer = bytearray(1 << 20)
-    began = counts = last = 0.0
-    before = received = 0
+    marks: Marks = []
+    total = 0
     ends = time.monotonic() + duration_s + GRACE_S
-    while (now := time.monotonic()) < ends and not stopped():
+    while time.monotonic() < ends and not stopped():
         try:
             count = sock.recv_into(buffer)
         except TimeoutError:
             continue
         if not count:
-            return None
+            return []
         now = time.monotonic()
-        if not began:
-            began, ends = now, now + duration_s
-        if now < began + WARM_UP * duration_s:
-            before += count
-        elif not counts:
-            counts = last = now  # what came with this one had been on its way before
-        else:
-            received, last = received + count, now
-    if received and last > counts:
-        return received / (last - counts)
-    # So slow that hardly anything came: all of it counts.
-    return before / max(duration_s, now - began) if before else None
+        if not marks:
+            ends = now + duration_s
+        total += count
+        if not marks or now - marks[-1][0] >= MARK_S:
+            marks.append((now, total))
+    if marks:
+        marks.append((time.monotonic(), total))
+    return marks
 
 
-def _pour(sock: socket.socket, duration_s: float, stopped: Stopped) -> float | None:
+def _pour(sock: socket.socket, duration_s: float, stopped: Stopped) -> Marks | None:
     """Sends until the other side has enough; what it says then, if it says something."""
     sock.setblocking(False)
     poll = select.poll()
@@ -188,10 +241,10 @@ def _pour(sock: socket.socket, duration_s: float, stopped: Stopped) -> float | N
         for _, events in poll.poll(LOOK_S * 1000):
             try:
                 if events & (select.POLLIN | select.POLLERR | select.POLLHUP):
-                    more = sock.recv(_RESULT.size - len(answer))
+                    more = sock.recv(_ANSWER_BYTES)
                     answer += more
-                    if not more or len(answer) == _RESULT.size:
-                        return _rate_of(answer)
+                    if not more or len(answer) >= _length_of(answer):
+                        return _marks_of(answer)
                 elif events & select.POLLOUT:
                     sent += sock.send(_BLOCK)
             except BlockingIOError:
@@ -203,11 +256,21 @@ def _pour(sock: socket.socket, duration_s: float, stopped: Stopped) -> float | N
     return None
 
 
-def _rate_of(answer: bytes) -> float | None:
-    if len(answer) < _RESULT.size:
+def _length_of(answer: bytes) -> int:
+    """Of the whole answer that begins like this."""
+    if len(answer) < _COUNT.size:
+        return _COUNT.size
+    count: int = _COUNT.unpack_from(answer)[0]
+    return _COUNT.size + count * _MARK.size
+
+
+def _marks_of(answer: bytes) -> Marks | None:
+    """What the other has counted; None if that is nothing, or makes no sense."""
+    if len(answer) < _COUNT.size or len(answer) != _length_of(answer):
         return None
-    rate: float = _RESULT.unpack(answer)[0]
-    return rate if 0 < rate < float("inf") else None
+    marks: Marks = list(_MARK.iter_unpack(answer[_COUNT.size :]))
+    sound = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(marks))
+    return marks if sound else None
 
 
 def _drain(sock: socket.socket, stopped: Stopped) -> None:

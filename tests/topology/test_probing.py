@@ -13,7 +13,7 @@ import pytest
 
 from ray_pccl.errors import ProtocolError
 from ray_pccl.topology import probing
-from ray_pccl.topology.probing import Direction, Plan, UnreachableError
+from ray_pccl.topology.probing import Direction, Plan, UnreachableError, common_rate
 
 THERE, BACK = Direction.THERE, Direction.BACK
 Serve = Callable[[socket.socket], object]
@@ -92,6 +92,24 @@ def test_what_a_shaper_lets_through_at_once_does_not_count() -> None:
     assert rate == pytest.approx(1_000_000, rel=0.3)  # all of it would make 1.8 million
 
 
+def test_streams_that_do_not_begin_together_count_while_all_of_them_run() -> None:
+    """The way carries 100 a second: alone each of two gets all of it, together half."""
+    early = [(0.0, 0), (0.1, 10), (0.3, 20), (0.3, 20)]
+    late = [(0.1, 0), (0.3, 10), (0.4, 20), (0.4, 20)]
+    assert common_rate([early, late], 0.3) == pytest.approx(100)
+
+
+def test_streams_that_hardly_meet_tell_nothing() -> None:
+    early, late = [(0.0, 0), (0.3, 30)], [(0.2, 0), (0.5, 30)]
+    assert common_rate([early, late], 0.3) is None
+    assert common_rate([early, []], 0.3) is None
+    assert common_rate([[(0.0, 5), (0.3, 5)]], 0.3) is None
+
+
+def test_one_stream_that_carries_little_is_measured_by_what_it_carries() -> None:
+    assert common_rate([[(0.0, 1000), (0.05, 2000), (0.2, 3000), (0.3, 3000)]], 0.3) == pytest.approx(3333, rel=0.01)
+
+
 def test_who_cannot_be_reached_is_tried_twice_and_counts_zero() -> None:
     tries = []
 
@@ -99,8 +117,9 @@ def test_who_cannot_be_reached_is_tried_twice_and_counts_zero() -> None:
         tries.append(1)
         raise UnreachableError("no route to host")
 
-    assert probing.measure(connect, Plan(1, 0.1), _never) == {THERE: 0.0, BACK: 0.0}
+    assert probing.measure(connect, Plan(1, 0.1, (THERE,)), _never) == {THERE: 0.0}
     assert len(tries) == 2
+    assert probing.measure(connect, Plan(1, 0.1), _never) == {THERE: 0.0, BACK: 0.0}
 
 
 def test_who_answers_the_second_time_is_measured() -> None:
@@ -125,6 +144,20 @@ def test_a_handshake_that_fails_leaves_the_edge_unknown() -> None:
 @pytest.mark.parametrize("direction", [THERE, BACK])
 def test_one_that_hangs_up_leaves_the_edge_unknown(direction: Direction) -> None:
     assert _measured(lambda sock: sock.close(), Plan(2, 0.1, (direction,))) == {direction: None}
+
+
+def test_what_fails_once_is_tried_once_more() -> None:
+    first = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        if first.is_set():
+            _serving(sock)
+        else:
+            first.set()
+            sock.close()
+
+    rates = _measured(serve, Plan(1, 0.05, (BACK,)))
+    assert rates[BACK] is not None and rates[BACK] > 0
 
 
 @pytest.mark.parametrize("direction", [THERE, BACK])
