@@ -150,11 +150,13 @@ def _at_once(functions: Sequence[Callable[[], T]]) -> list[T | Exception]:
 
 
 def _stream(sock: socket.socket, duration_s: float, direction: Direction, stopped: Stopped) -> Marks | None:
-    sock.settimeout(LOOK_S)
-    sock.sendall(_HEAD.pack(direction, round(duration_s * 1000)))
-    fault_points.reach("probing")
-    marks = _count(sock, duration_s, stopped) if direction is Direction.BACK else _pour(sock, duration_s, stopped)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # what is still on its way need not arrive
+    """One stream, to its end: what is still on its way then must not be in the way of the other direction."""
+    with sock:
+        sock.settimeout(LOOK_S)
+        sock.sendall(_HEAD.pack(direction, round(duration_s * 1000)))
+        fault_points.reach("probing")
+        marks = _count(sock, duration_s, stopped) if direction is Direction.BACK else _pour(sock, duration_s, stopped)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     return marks
 
 
