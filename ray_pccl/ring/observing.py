@@ -54,11 +54,14 @@ class Traffic:
 
     def __init__(self) -> None:
         self.strays = 0
+        self.around = False
+        """Whether the last large piece went around the ring: else no sample need be begun."""
 
     def queued(self, length: int, *, around: bool) -> None:
         """A piece is about to be sent."""
-        if not around and length >= STRAY_BYTES:
-            self.strays += 1
+        if length >= STRAY_BYTES:
+            self.around = around
+            self.strays += not around
 
 
 class Meter:
@@ -82,10 +85,11 @@ class Meter:
     def full(self) -> None:
         """The socket takes no more for now, and more waits to be sent."""
         if self._first is not None:
-            if self._clock() - self._began >= LONGEST_S:
-                self.drained()
-            else:
+            if self._clock() - self._began < LONGEST_S:
                 return
+            self.drained()
+        if not self.traffic.around:
+            return
         self._first = self._read()
         self._began, self._strays = self._clock(), self.traffic.strays
 

@@ -25,6 +25,7 @@ class Kernel:
         self.counters: Counters | None = Counters(0, 0.0)
         self.told: list[float] = []
         self.traffic = Traffic()
+        self.traffic.queued(MIB, around=True)
         self.meter = Meter(self.traffic, lambda: self.counters, self.told.append, lambda: self.now)
 
     def passes(self, seconds: float, acked: int, receiver_limited_s: float = 0.0) -> None:
@@ -74,6 +75,11 @@ def test_large_data_that_goes_elsewhere_spoils_the_sample() -> None:
     kernel.passes(0.5, 2 * MIB)
     kernel.meter.drained()
     assert kernel.told == []
+    kernel.meter.full()  # nothing goes around the ring
+    kernel.passes(0.5, 2 * MIB)
+    kernel.meter.drained()
+    assert kernel.told == []
+    kernel.traffic.queued(MIB, around=True)
     kernel.meter.full()
     kernel.traffic.queued(STRAY_BYTES - 1, around=False)
     kernel.traffic.queued(MIB, around=True)
