@@ -62,7 +62,7 @@ async def _run(request: bytes) -> tuple[bytes, int | None]:
     """The answer and how the process ended; however this ends, the process is gone then."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-P", "-m", "ray_pccl.topology"),
+        *("-P", "-m", "ray_pccl.topology", str(os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
