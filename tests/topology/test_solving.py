@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,12 @@ def _orders(pid: int) -> bool:
         return b"ray_pccl.topology" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has just ended
         return False
+
+
+def _processor_s(pid: int) -> float:
+    """What the process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _hopeless(n: int = 60) -> Matrix:
@@ -94,9 +101,11 @@ def test_a_cancelled_call_leaves_no_process() -> None:
         call = asyncio.ensure_future(solving.solve(_hopeless(), None, budget_s=60.0))
         while not _children():
             await asyncio.sleep(0.01)
+        cancelled_at = time.monotonic()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        assert time.monotonic() - cancelled_at < 5.0
         assert not _children()
 
     asyncio.run(asyncio.wait_for(cancelled(), 30.0))
@@ -104,8 +113,10 @@ def test_a_cancelled_call_leaves_no_process() -> None:
 
 def test_a_process_that_overruns_its_budget_by_far_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solving, "START_S", -119.0)  # so that patience ends after a second
+    begin = time.monotonic()
     with pytest.raises(OrderingError, match="took more than 1 s"):
         asyncio.run(solving.solve(_hopeless(), None, budget_s=60.0))
+    assert time.monotonic() - begin < 6.0
     assert not _children()
 
 
@@ -128,10 +139,10 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, pathlib
 from ray_pccl.topology import solving
-from tests.topology.test_solving import _children, _hopeless
+from tests.topology.test_solving import _children, _hopeless, _processor_s
 async def main():
     call = asyncio.ensure_future(solving.solve(_hopeless(), None, budget_s=60.0))
-    while not _children():
+    while not _children() or _processor_s(*_children()) < 0.8:  # by then it is past its start, and at work
         await asyncio.sleep(0.01)
     pathlib.Path({str(pid_file)!r}).write_text(str(_children().pop()))
     os._exit(0)
