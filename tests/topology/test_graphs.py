@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray_pccl.topology.chains import Contradiction, forced_chains, search
 from ray_pccl.topology.covers import cover, cycles_of, rows_of, strongly_connected
 from ray_pccl.topology.improving import or_opt
-from ray_pccl.topology.walking import find_ring
+from ray_pccl.topology.walking import Walk, find_ring
 from tests.topology.matrices import edges_of, together
 
 Graph = NDArray[np.bool_]
@@ -135,7 +135,30 @@ def test_a_walk_counts_its_gaps_and_finds_rings() -> None:
     assert found == there > 50
 
 
-@pytest.mark.parametrize(("n", "others"), [(100, 1.0), (100, 2.0), (300, 1.5), (300, 4.0)])
+def test_a_walk_that_gets_nowhere_still_knows_its_gaps() -> None:
+    rng, left = np.random.default_rng(3), 0
+    for seed in range(40):
+        graph = _sparse(30, 1.5, seed)
+        walk = Walk(graph, rng.permutation(30), rng)
+        for _ in range(20):
+            walk.run(10, _never)
+            order = walk.best.tolist()
+            assert sorted(order) == list(range(30))
+            assert walk.fewest == sum(not graph[edge] for edge in edges_of(order))
+        left += walk.fewest > 0
+    assert left > 5
+
+
+def test_a_small_graph_without_a_ring_is_proven_to_have_none() -> None:
+    graph = np.zeros((9, 9), dtype=bool)
+    graph[:5, :5] = graph[4:, 4:] = True  # two parts that share one node
+    np.fill_diagonal(graph, False)
+    assert len(forced_chains(graph)) == 9
+    with pytest.raises(Contradiction):
+        find_ring(graph, np.random.default_rng(0), 10_000, _never)
+
+
+@pytest.mark.parametrize(("n", "others"), [(100, 2.0), (300, 1.5), (300, 4.0), (1000, 3.0)])
 def test_rings_of_sparse_graphs_are_found(n: int, others: float) -> None:
     for seed in range(4):
         graph = _sparse(n, others, seed)
