@@ -4,8 +4,8 @@
 
 Peers live in regions. What one can send to another is what the way between their regions gives, with some luck, but no
 more than the sender's way out and the receiver's way in. Some links are bad, and some pairs can't connect at all. There
-are two kinds of peers: in "homes" the ways out differ, and the narrowest limits every ring; in "centres" all are wide, and
-what limits a ring is the ways between the regions.
+are two kinds of peers: in "homes" the ways out differ, and the narrowest limits every ring; in "centres" all are wide,
+and what limits a ring is the ways between the regions.
 """
 
 from __future__ import annotations

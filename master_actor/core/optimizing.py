@@ -86,7 +86,7 @@ class Optimizer:
         self.survey: Survey | None = None
         self._surveyed = False
         self._quiet_at = quiet_at
-        """When probes of an earlier survey, which nobody waits for any more, must have ended: two would share the way."""
+        """When probes of an earlier survey, for which nobody waits, must have ended: two would share the way."""
         self._progress = (0, 0)
         self._word: Surveying | None = None
         self._searches = 0

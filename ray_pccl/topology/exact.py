@@ -7,7 +7,7 @@ of two ways with another slowest edge, and another sum, either may turn out to b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,9 @@ Join = Callable[..., Matrix]
 """What becomes of a way's worth and of the edge that prolongs it: the slower of both, or their sum."""
 
 
-def steps(problem: Problem) -> int:
-    """How many steps `best_exits` takes for this."""
-    smallest = min(len(peers) for peers in problem.members)
-    return smallest * len(problem.host_of) ** 2 << (len(problem.members) - 1)
+def steps(sizes: Collection[int]) -> int:
+    """How many steps `best_exits` takes for hosts of so many peers."""
+    return min(sizes) * sum(sizes) ** 2 << (len(sizes) - 1)
 
 
 def best_exits(problem: Problem, worth: Matrix) -> list[int]:

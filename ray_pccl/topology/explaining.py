@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_pccl.topology.covers import Rows, bits, cover, reached, rows_of
 from ray_pccl.topology.problem import Problem
@@ -37,7 +36,7 @@ def missing(problem: Problem, order: Sequence[int], *, proven: bool) -> NoRingEr
     after = np.roll(tour, -1)
     between = problem.host_of[tour] != problem.host_of[after]
     unusable = between & (problem.bandwidth[tour, after] <= 0)
-    edges = _pairs(tour[unusable], after[unusable], crossed=False)
+    edges = list(zip(tour[unusable].tolist(), after[unusable].tolist(), strict=True))
     reason = (
         "every ring needs at least as many edges that can't connect as this one"
         if proven
@@ -62,18 +61,22 @@ def _cut(problem: Problem, rows: Rows, columns: Rows) -> NoRingError | None:
 
 
 def _gateway(problem: Problem) -> NoRingError | None:
-    """A host without which nothing leads from some of the others to the rest: a ring would have to pass it twice."""
+    """A host without which two others can't reach one another in either direction.
+
+    A ring without one of its hosts is still a way through all the others, so one of those two would be reached.
+    """
     usable = problem.between_hosts() > 0
-    graphs = rows_of(usable), rows_of(usable.T)
+    rows, columns = rows_of(usable), rows_of(usable.T)
     everyone = (1 << len(usable)) - 1
     for host in range(len(usable) if len(usable) > 2 else 0):
         others = everyone & ~(1 << host)
-        for towards, graph in zip((False, True), graphs, strict=True):
-            inside = reached(graph, 0 if host else 1, within=others)
-            if outside := others & ~inside:
-                near, far = (outside, inside) if towards else (inside, outside)
-                reason = f"from {near.bit_count()} hosts to {far.bit_count()} others all ways lead through {{}}"
-                return _error(problem, reason, list(bits(near)), list(bits(far)), about=host)
+        first = 0 if host else 1
+        onward, back = reached(rows, first, within=others), reached(columns, first, within=others)
+        if others & ~onward & ~back:
+            crossings = [(onward, others & ~onward), (others & ~back, back)]
+            edges = [edge for near, far in crossings for edge in _between(problem, list(bits(near)), list(bits(far)))]
+            reason = f"some hosts can't reach others, nor be reached by them, but through {_name(problem, host)}"
+            return _told(reason, list(dict.fromkeys(edges)))
     return None
 
 
@@ -92,21 +95,22 @@ def _shortage(problem: Problem, rows: Rows) -> NoRingError | None:
 
 
 def _error(
-    problem: Problem, reason: str, senders: Iterable[int], receivers: Iterable[int], *, about: int | None = None
+    problem: Problem, reason: str, senders: list[int], receivers: list[int], *, about: int | None = None
 ) -> NoRingError:
-    senders, receivers = list(senders), list(receivers)
-    peers = problem.members[senders[0] if about is None else about].tolist()
-    name = f"peer {peers[0]}" if len(peers) == 1 else f"the host of peers {', '.join(map(str, peers[:SHOWN]))}"
-    sources = np.concatenate([problem.members[host] for host in senders])
-    targets = np.concatenate([problem.members[host] for host in receivers])
-    edges = [(i, j) for i, j in _pairs(sources, targets, crossed=True) if problem.host_of[i] != problem.host_of[j]]
-    return _told(reason.format(name), edges)
+    name = _name(problem, senders[0] if about is None else about)
+    return _told(reason.format(name), _between(problem, senders, receivers))
 
 
-def _pairs(sources: NDArray[np.intp], targets: NDArray[np.intp], *, crossed: bool) -> list[tuple[int, int]]:
-    if crossed:
-        return [(i, j) for i in sources.tolist() for j in targets.tolist()]
-    return list(zip(sources.tolist(), targets.tolist(), strict=True))
+def _name(problem: Problem, host: int) -> str:
+    peers = problem.members[host].tolist()
+    return f"peer {peers[0]}" if len(peers) == 1 else f"the host of peers {', '.join(map(str, peers[:SHOWN]))}"
+
+
+def _between(problem: Problem, senders: list[int], receivers: list[int]) -> list[tuple[int, int]]:
+    """All edges from the peers of the ones to the peers of the others."""
+    sources = np.concatenate([problem.members[host] for host in senders]).tolist()
+    targets = np.concatenate([problem.members[host] for host in receivers]).tolist()
+    return [(i, j) for i in sources for j in targets if problem.host_of[i] != problem.host_of[j]]
 
 
 def _told(reason: str, edges: Sequence[tuple[int, int]]) -> NoRingError:

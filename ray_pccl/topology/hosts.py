@@ -21,6 +21,8 @@ from ray_pccl.topology.walking import find_ring
 
 Deadline = Callable[[float], Expired]
 """For a share of the budget, the question whether it is used up."""
+SEARCHES = 4
+"""How often ports and order are searched for with forced edges; each time in another random order."""
 SWEEPS = 2
 """How often stretches are moved for a larger sum, and ports chosen anew after that."""
 
@@ -89,7 +91,7 @@ class _WithPorts:
         host_of = self._problem.host_of
         usable = (self._problem.bandwidth >= level) | (host_of[:, None] == host_of[None, :])
         np.fill_diagonal(usable, val=False)
-        for _ in range(4):
+        for _ in range(SEARCHES):
             ring = search(usable, limit // 20, expired, self._rng, host_of)
             if ring:
                 return [

@@ -56,7 +56,7 @@ def order_ring(
         return RingOrder((0,), math.inf, 0.0, True)
     if error := obstacle(problem):
         raise error
-    if exact.steps(problem) <= exact.LIMIT:
+    if exact.steps([len(peers) for peers in problem.members]) <= exact.LIMIT:
         order, optimal = _exactly(problem), True
     else:
         order, optimal = order_hosts(problem, start, np.random.default_rng(seed), deadline)

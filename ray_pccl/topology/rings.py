@@ -20,7 +20,7 @@ class RingOrder:
     total: float
     """The sum of the edges that count."""
     optimal: bool
-    """Whether no ring has a faster slowest edge, by proof; where the search was exact, no such ring has a larger sum."""
+    """Whether it is proven that no ring has a faster slowest edge. After an exact search none has a larger sum."""
 
 
 class OrderingError(PCCLError, RuntimeError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from ray_pccl.topology import exact
 from ray_pccl.topology.ordering import order_ring
-from ray_pccl.topology.problem import Problem
 from ray_pccl.topology.requests import asked, told
 from ray_pccl.topology.rings import OrderingError, RingOrder
 
@@ -40,7 +40,8 @@ async def solve(
         SettingsError: Likewise.
         OrderingError: The process died, could not be started, or took far longer than its budget, and was killed.
     """
-    if exact.steps(Problem.of(bandwidth, hosts)) <= INLINE:
+    sizes = Counter(hosts if hosts is not None and len(set(hosts)) > 1 else range(len(bandwidth))).values()
+    if not sizes or exact.steps(sizes) <= INLINE:
         return order_ring(bandwidth, hosts, budget_s=budget_s, seed=seed, start=start)
     request = asked(bandwidth, hosts, budget_s=budget_s, seed=seed, start=start)
     patience_s = 2 * budget_s + START_S
@@ -62,7 +63,7 @@ async def _run(request: bytes) -> tuple[bytes, int | None]:
     """The answer and how the process ended; however this ends, the process is gone then."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-P", "-m", "ray_pccl.topology"),
+        *("-P", "-m", "ray_pccl.topology", str(os.getpid())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
