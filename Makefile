@@ -14,7 +14,7 @@ setup: $(READY)  ## Make .venv with the package (editable) and all that tests ne
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,plot,test,dev]"
 	touch $(READY)
 
 demo: $(READY)  ## A group sums tensors, loses a peer and then its master, and goes on: a line per event.
@@ -41,12 +41,13 @@ format: $(READY)  ## Let ruff format everything.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers.
+bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers, orders of a ring.
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/shaped_links.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/master_load.py
+	$(BIN)/python benchmarks/topology_sim.py
 
 clean:  ## Remove .venv and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

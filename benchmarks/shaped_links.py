@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import shutil
 import signal
 import socket
 import statistics
@@ -30,17 +28,13 @@ from report import machine
 from teams import WORKER, Team, TeamFailed
 from work import MIB, Work
 
+from ray_pccl.testing.namespaces import NotPermitted, inside, master_in, namespaces, run, shape
+
 HOSTS = 4
-PREFIX = "rpccl"
-BURST = "256kb"
 STREAM_BYTES = 128 * MIB
 PLAIN, QUANTIZED = Work(64 * MIB), Work(64 * MIB, quantized=True)
 TARGET_SHARE, TARGET_SPEEDUP = 0.94, 3.0
 PATIENCE_S = 60.0
-
-
-class NotPermitted(Exception):
-    """Namespaces can't be made here; the message says why."""
 
 
 # ------------------------------------------------------------------------------------------------------ the hosts
@@ -51,61 +45,21 @@ def address(host: int) -> str:
     return f"10.199.77.{host + 1}"
 
 
-def inside(namespace: str, *command: str) -> list[str]:
-    """The command, to be run in a namespace."""
-    return ["ip", "netns", "exec", namespace, *command]
-
-
 @contextlib.contextmanager
 def shaped_hosts(rate: str) -> Iterator[list[str]]:
     """The names of the namespaces, one per host; they are gone afterwards, with whoever was still in them."""
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        raise NotPermitted("it takes root, and the programs `ip` and `tc`")
-    _sweep()
-    switch, *hosts = [f"{PREFIX}-{os.getpid()}-{name}" for name in ("switch", *range(HOSTS))]
-    try:
-        for namespace in (switch, *hosts):
-            _do("ip", "netns", "add", namespace)
-        _do("ip", "-n", switch, "link", "add", "name", "bridge0", "type", "bridge")
-        _do("ip", "-n", switch, "link", "set", "bridge0", "up")
+    with namespaces("switch", *map(str, range(HOSTS))) as (switch, *hosts):
+        run("ip", "-n", switch, "link", "add", "name", "bridge0", "type", "bridge")
+        run("ip", "-n", switch, "link", "set", "bridge0", "up")
         for number, host in enumerate(hosts):
             port = f"port{number}"
             ends = ["type", "veth", "peer", "name", "eth0", "netns", host]
-            _do("ip", "-n", switch, "link", "add", "name", port, *ends)
-            _do("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
-            _do("ip", "-n", host, "address", "add", f"{address(number)}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _do("ip", "-n", host, "link", "set", device, "up")
-            shape = ["root", "tbf", "rate", rate, "burst", BURST, "latency", "50ms"]
-            _do("tc", "-n", host, "qdisc", "add", "dev", "eth0", *shape)
+            run("ip", "-n", switch, "link", "add", "name", port, *ends)
+            run("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
+            run("ip", "-n", host, "address", "add", f"{address(number)}/24", "dev", "eth0")
+            run("ip", "-n", host, "link", "set", "eth0", "up")
+            shape(host, "eth0", rate)
         yield hosts
-    finally:
-        for namespace in (*hosts, switch):
-            _remove(namespace)
-
-
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NotPermitted(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-
-
-def _remove(namespace: str) -> None:
-    """Ends whoever is in the namespace, sentinels for instance, and removes it; does nothing if it is not there."""
-    if not Path("/run/netns", namespace).exists():
-        return
-    left = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    for pid in left.stdout.split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
-
-
-def _sweep() -> None:
-    """Removes what a run left that was killed: the names tell its process."""
-    for file in Path("/run/netns").glob(f"{PREFIX}-*-*") if Path("/run/netns").exists() else ():
-        if not Path("/proc", file.name.split("-")[1]).exists():
-            _remove(file.name)
 
 
 # ------------------------------------------------------------------------------------------------- measurements
@@ -149,22 +103,6 @@ def send(target: str) -> None:
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         for _ in range(STREAM_BYTES // len(data)):
             connection.sendall(data)
-
-
-@contextlib.contextmanager
-def master_in(namespace: str, host: str) -> Iterator[str]:
-    """A master that listens on the host's address; its endpoint."""
-    command = inside(namespace, sys.executable, "-m", "master_actor", "--host", host, "--port", "0")
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        endpoint = process.stdout.readline().strip()
-        if not endpoint:
-            raise TeamFailed("the master did not start")
-        yield endpoint
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
 
 
 def all_reduce_seconds(hosts: list[str], rounds: int) -> dict[Work, list[float]]:
@@ -254,7 +192,7 @@ def main() -> int:
     except NotPermitted as reason:
         print(f"nothing is measured, because network namespaces can't be had here: {reason}")
         return 0
-    except TeamFailed as failure:
+    except (TeamFailed, RuntimeError) as failure:
         print(f"all-reduce failed on a plain stream of {8 * rate / 1e6:.0f} Mbit/s:\n{failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from master_actor import searching
 from master_actor.clock import MasterClock
 from master_actor.connection import Connection
 from master_actor.core.actions import (
@@ -28,6 +29,8 @@ from master_actor.core.actions import (
     Send,
     SentinelGone,
     SentinelSaid,
+    Solve,
+    Solved,
     StopRequested,
     Tick,
 )
@@ -108,6 +111,7 @@ class Server:
         self._peers: dict[str, Connection] = {}
         self._sentinels: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._searches: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._listening: socket.socket | None = None
         self.endpoint: Endpoint
@@ -195,8 +199,9 @@ class Server:
     async def _end(self) -> None:
         self._over = True
         self._deserted.clear()
-        for task in self._tasks:
+        for task in [*self._tasks, *self._searches]:
             task.cancel()
+        await asyncio.gather(*self._searches, return_exceptions=True)  # a search may have a process to end
         if self._listener is not None:
             assert self._listening is not None
             with contextlib.suppress(OSError):  # for all who hold it, forked children too
@@ -365,6 +370,11 @@ class Server:
             if isinstance(action, Complain):
                 log.error("%s", action.what, exc_info=action.error)
                 continue
+            if isinstance(action, Solve):
+                search = asyncio.get_running_loop().create_task(self._solve(action))
+                self._searches.add(search)
+                search.add_done_callback(self._searches.discard)
+                continue
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
             if encoded[0] is not action.message:  # a push to all is encoded once
@@ -376,6 +386,15 @@ class Server:
             connection.send(encoded[1])
             if isinstance(action.message, Evicted | Refused):
                 connection.show_out()
+
+    async def _solve(self, question: Solve) -> None:
+        """Has the best ring looked for while everything else goes on."""
+        try:
+            answer = await searching.search(question)
+        except Exception as error:
+            log.exception("the ring of group %r could not be ordered", question.group)
+            answer = Solved(question.group, question.number, error=f"{type(error).__name__}: {error}")
+        self.handle(answer)
 
     def _abdicate(self, error: BaseException) -> None:
         """The journal is not ours any more, or can't be written: say nothing, and go (R6)."""

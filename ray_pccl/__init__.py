@@ -45,12 +45,14 @@ if TYPE_CHECKING:
         MasterNotFoundError,
         MasterStoppedError,
         MasterUnreachableError,
+        NoRingError,
         NotAMemberError,
         NotConnectedError,
         OperationTimeoutError,
         PCCLError,
         PeerEvictedError,
         PeerLostError,
+        PlottingUnavailableError,
         ProtocolError,
         RankTakenError,
         RendezvousClosedError,
@@ -68,6 +70,9 @@ if TYPE_CHECKING:
     from ray_pccl.peer.store import Store
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
+    from ray_pccl.topology.plot import plot_topology
+    from ray_pccl.topology.progress import TopologyProgress
+    from ray_pccl.topology.types import Topology
     from ray_pccl.types import Attribute, GroupStatus, Member, MembershipChange, MembershipEvent
 
 __version__ = "0.1.0"
@@ -92,12 +97,14 @@ __all__ = [
     "Member",
     "MembershipChange",
     "MembershipEvent",
+    "NoRingError",
     "NotAMemberError",
     "NotConnectedError",
     "OperationTimeoutError",
     "PCCLError",
     "PeerEvictedError",
     "PeerLostError",
+    "PlottingUnavailableError",
     "ProtocolError",
     "QuantizationAlgorithm",
     "QuantizationOptions",
@@ -118,6 +125,8 @@ __all__ = [
     "StoreStats",
     "StoreTimeoutError",
     "TooFewPeersError",
+    "Topology",
+    "TopologyProgress",
     "UsageError",
     "WorldChangedError",
     "__version__",
@@ -133,6 +142,7 @@ __all__ = [
     "get_communicator",
     "get_group",
     "options",
+    "plot_topology",
     "reduce_refs",
     "reducescatter_refs",
     "start_master",
@@ -163,6 +173,8 @@ _HOME_OF = {
     "Status": "peer.handles",
     "Store": "peer.store",
     "StoreStats": "driver.objects",
+    "Topology": "topology.types",
+    "TopologyProgress": "topology.progress",
     "allgather_refs": "driver.calls",
     "allreduce": "driver.calls",
     "allreduce_refs": "driver.calls",
@@ -175,6 +187,7 @@ _HOME_OF = {
     "get_communicator": "driver.creating",
     "get_group": "driver.creating",
     "options": "driver.creating",
+    "plot_topology": "topology.plot",
     "reduce_refs": "driver.calls",
     "reducescatter_refs": "driver.calls",
     "start_master": "driver.master",

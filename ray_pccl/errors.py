@@ -38,6 +38,10 @@ class SettingsError(PCCLError, ValueError):
     """A setting or an argument is outside its allowed range."""
 
 
+class PlottingUnavailableError(PCCLError, ImportError):
+    """What is to be drawn needs matplotlib, which is not installed: ``pip install 'ray-pccl[plot]'``."""
+
+
 class UsageError(PCCLError):
     """A call that makes no sense in the communicator's present state, such as ``connect()`` twice."""
 
@@ -122,6 +126,13 @@ class OperationTimeoutError(PCCLError, TimeoutError):
     """Members did not all enter the same call in time. ``calls`` tells who is in which."""
 
     calls: dict[str, str]
+
+
+class NoRingError(PCCLError, ValueError):
+    """Every ring would need an edge that can't connect. ``edges`` names those in the way: a ring needs one of them."""
+
+    edges: tuple[tuple[Any, Any], ...]
+    """Pairs of peers, from and to: all that lead into or out of a peer, or all across a cut."""
 
 
 class CollectiveMismatchError(PCCLError):

@@ -46,6 +46,11 @@ class Settings:
     sentinel_interval_ms: float = _setting(5.0, 1, 1000, shared=True)
     """How often the sentinel looks at the processes of its host."""
 
+    probe_ms: float = _setting(300.0, 20, 2000, shared=True)
+    """How long ``optimize_topology()`` measures each direction of an edge."""
+    probe_streams: float = _setting(4, 1, 8, shared=True)
+    """How many connections it uses at once for that."""
+
     # A peer's own patience.
     master_timeout_s: float = _setting(90.0, 0.1, 86_400)
     """After this long without the master, calls that need it raise."""

@@ -17,7 +17,7 @@ def test_the_defaults_are_valid_and_ignore_an_empty_environment() -> None:
 
 
 def test_every_number_names_its_unit() -> None:
-    assert all(spec.name.endswith(("_s", "_ms")) for spec in NUMBERS)
+    assert all(spec.name.endswith(("_s", "_ms", "_streams")) for spec in NUMBERS)
 
 
 def test_settings_are_frozen_and_pickle() -> None:

@@ -57,6 +57,22 @@ class ExpectationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Solved:
+    """The answer to a `Solve`: places in its `members`, in the order of the ring, or why there is none."""
+
+    group: str
+    number: int
+    order: tuple[int, ...] = ()
+    bottleneck: float = 0.0
+    total: float = 0.0
+    optimal: bool = False
+    edges: tuple[tuple[int, int], ...] = ()
+    """Where no ring exists: the edges in the way."""
+    error: str = ""
+    """Where the search itself failed: how."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The master is to end for good."""
 
@@ -75,6 +91,7 @@ Event = (
     | SentinelGone
     | EvictionRequested
     | ExpectationChanged
+    | Solved
     | StopRequested
     | Tick
 )
@@ -105,4 +122,17 @@ class Complain:
     error: Exception
 
 
-Action = Append | Send | Complain
+@dataclass(frozen=True, slots=True)
+class Solve:
+    """Find the best ring, away from all that has to go on meanwhile, and answer with `Solved`."""
+
+    group: str
+    number: int
+    bandwidth: tuple[tuple[float, ...], ...]
+    """Bytes per second from each member to each other; 0: they can't connect; nan: unknown."""
+    hosts: tuple[int, ...]
+    """The host of each member, as a number."""
+    budget_s: float
+
+
+Action = Append | Send | Complain | Solve

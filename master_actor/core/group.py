@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from master_actor.core.actions import Action, Append, Send
+from master_actor.core.actions import Action, Append, Send, Solved
 from master_actor.core.agreement import agree
+from master_actor.core.optimizing import QUIET_S, Optimizer, Ring
 from master_actor.core.phases import Phase, PhaseLog
 from master_actor.core.records import (
     Durable,
@@ -24,8 +25,9 @@ from master_actor.core.records import (
     VoteCounted,
 )
 from master_actor.core.rendezvous import WaitingRoom, by_requested_rank
-from master_actor.core.ring import BrokenLinks, Edge
+from master_actor.core.ring import BrokenLinks, Edge, same_ring, turned
 from master_actor.core.store import Store
+from master_actor.core.topology import describe
 from master_actor.core.votes import Ballot
 from ray_pccl.control.messages import (
     LEFT,
@@ -36,8 +38,10 @@ from ray_pccl.control.messages import (
     Failure,
     Join,
     LinkBroken,
+    Measured,
     Message,
     News,
+    Observed,
     OpenVote,
     OperationState,
     Outcome,
@@ -71,6 +75,10 @@ class Inquiry:
     question: Ask
     admit: bool
     deadlines: dict[str, float]
+    order: tuple[str, ...] | None = None
+    """The order that the next epoch shall have, if nobody is lost."""
+    ring: Ring | None = None
+    """The same, where `optimize_topology()` found it."""
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
@@ -112,6 +120,15 @@ class Group:
         self._held: dict[str, Ask] = {}
         self._links = BrokenLinks()
         self._unbearable: Edge | None = None
+        self.optimizer = Optimizer(
+            name,
+            settings,
+            emit=emit,
+            next_round=next_round,
+            members=self._living_members,
+            avoid=self._links.to_avoid,
+            quiet_at=now + 2 * settings.probe_ms / 1000 + QUIET_S if self.durable.members else 0.0,
+        )
         self._joined = {member.peer_id: place for place, member in enumerate(self.durable.members)}
         """In which order members came; after a master's restart, their ranks stand in."""
         self._epitaphs: dict[str, str] = {}
@@ -128,6 +145,9 @@ class Group:
     def living(self) -> list[str]:
         """The members of the epoch that are not known to be gone, in rank order."""
         return [member.peer_id for member in self.durable.members if member.peer_id not in self.lost]
+
+    def _living_members(self) -> list[Member]:
+        return [member for member in self.durable.members if member.peer_id not in self.lost]
 
     def has(self, peer_id: str) -> bool:
         """Whether the peer is a member or waits to be one."""
@@ -185,6 +205,8 @@ class Group:
             # A vote that was served meanwhile is settled by `Registered`, or by the `Decide` of the round to come.
             if not self.ballot.was_served(vote):
                 self.ballot.cast(peer_id, vote, now)
+        self._check_still_optimizing(peer_id)
+        self.optimizer.tell_again(peer_id)
         self._returns(peer_id, agrees=agrees, now=now)
         for other in register.broken_links:
             self.link_broken(peer_id, LinkBroken(register.epoch, other), now)
@@ -258,12 +280,16 @@ class Group:
         self._joined.pop(peer_id, None)
         self._links.forget(peer_id)
         self.returned.pop(peer_id, None)
+        for member in self.durable.members:
+            if member.peer_id == peer_id:
+                self.optimizer.lost(member, now)
 
     def _dissolve(self, now: float) -> None:
         if self.inquiry is not None and self.inquiry.answers:
             self.leases.clear()  # whoever answered had frozen, and that ended the epoch (R7)
         self.inquiry = None
         self.returned.clear()
+        self.optimizer.reset()
         if self.leases:
             self.log.enter(Phase.LEASED, now)
         else:
@@ -274,6 +300,7 @@ class Group:
         self.store.clear()
         self.lost.clear()
         self._links.clear()
+        self.optimizer.forget()
         self.log.enter(Phase.EMPTY, now)
         self._gather(now, newcomer=True)
 
@@ -376,16 +403,18 @@ class Group:
         self.lose(victim, f"its link to peer {(*(edge - {victim}),)[0]} keeps breaking", certain=False, now=now)
         return True
 
-    def _ask(self, now: float, *, admit: bool = False) -> None:
+    def _ask(
+        self, now: float, *, admit: bool = False, order: tuple[str, ...] | None = None, ring: Ring | None = None
+    ) -> None:
         """Starts a round with all who live, or lets the one under way go on with fewer."""
         if self.inquiry is not None:
-            # Recovery epochs only shrink (R10): whoever voted for an admission is asked again after this one.
-            self.inquiry.admit = False
+            # Recovery epochs only shrink (R10): whoever voted for an admission, or an order, is asked again after it.
+            self.inquiry.admit, self.inquiry.order, self.inquiry.ring = False, None, None
             self.inquiry.deadlines = {p: d for p, d in self.inquiry.deadlines.items() if p not in self.lost}
             self._decide_if_complete(now)
             return
         self.log.enter(Phase.ASKING, now)
-        self.inquiry = Inquiry(Ask(self._next_round()), admit, {})
+        self.inquiry = Inquiry(Ask(self._next_round()), admit, {}, order, ring)
         for peer_id in self.living:
             self._put_question(peer_id, now)
 
@@ -415,12 +444,18 @@ class Group:
         for join in joins:
             self._joined[join.peer_id] = max(self._joined.values()) + 1
         by_id = {member.peer_id: member for member in self.durable.members}
-        members = tuple(by_id[peer_id] for peer_id in self._links.reordered(self.living))
+        order = list(inquiry.order) if inquiry.order is not None else self.living
+        members = tuple(by_id[peer_id] for peer_id in self._links.reordered(order))
         members += tuple(Member(join.peer_id, join.host, join.address) for join in joins)
         self.log.enter(Phase.STEADY, now)
         limits = (self.durable.min_world_size, self.durable.max_world_size)
         answered = {peer_id: answer.epoch for peer_id, answer in inquiry.answers.items()}
-        self._begin(members, admits=admits, limits=limits, outcomes=outcomes, answered=answered)
+        optimizes = inquiry.ring is not None
+        self._begin(members, admits=admits, limits=limits, outcomes=outcomes, answered=answered, optimizes=optimizes)
+        if inquiry.ring is not None:
+            self.optimizer.applied(inquiry.ring, now)
+        elif inquiry.order is not None:
+            self.optimizer.better = None
         self._count_votes(now)
 
     def _refuse_busy_voters(self, inquiry: Inquiry) -> None:
@@ -440,20 +475,26 @@ class Group:
         limits: tuple[int, int | None],
         outcomes: tuple[Outcome, ...] = (),
         answered: Mapping[str, int] = MappingProxyType({}),
+        optimizes: bool = False,
     ) -> None:
-        """Writes the next epoch down, then tells its members. `answered`: in which epoch who answered is."""
+        """Writes the next epoch down, then tells its members. `answered`: in which epoch who answered is.
+
+        `admits` and `optimizes` tell which call of all members it serves.
+        """
         epoch = self.durable.epoch + 1
         votes = dict(self.durable.votes)
-        if admits:
-            served = self.ballot.counted(VoteKind.UPDATE_TOPOLOGY).served
-            votes[VoteKind.UPDATE_TOPOLOGY.value] = VoteCount(served + 1, value=True)
-            self.ballot.open[VoteKind.UPDATE_TOPOLOGY].clear()
+        kinds = [VoteKind.UPDATE_TOPOLOGY] if admits else []
+        for kind in [*kinds, *([VoteKind.OPTIMIZE_TOPOLOGY] if optimizes else [])]:
+            votes[kind.value] = VoteCount(self.ballot.counted(kind).served + 1, value=True)
+            self.ballot.open[kind].clear()
         if len(members) >= limits[0]:
             self.ballot.open[VoteKind.AWAIT_MINIMUM].clear()
         base, before = self.durable.epoch, self.durable.members
         old, new = set(before), set(members)
         newcomers = tuple(member for member in members if member not in old)
         admitted_in = epoch if newcomers else self.durable.admitted_in
+        if newcomers:
+            self.optimizer.reset()  # nothing is known of their edges
         self._append(EpochBegan(self.name, epoch, members, admitted_in, votes, *limits))
         for peer_id in self.lost:
             self.store.drop(peer_id)
@@ -519,6 +560,7 @@ class Group:
     def withdraw(self, peer_id: str, kind: VoteKind) -> None:
         """A member gave up waiting."""
         self.ballot.withdraw(peer_id, kind)
+        self._check_still_optimizing(peer_id)
 
     def _count_votes(self, now: float) -> None:
         if self.phase is not Phase.STEADY:
@@ -533,10 +575,49 @@ class Group:
             self._serve(VoteKind.PEERS_PENDING, value=len(self.room) > 0)
         if self.ballot.all_in(self.living, *_ADMITTING):
             newcomers = len(self._admissible())
-            if newcomers and (not awaiting or len(self.living) + newcomers >= minimum):
-                self._ask(now, admit=True)
+            better = self.optimizer.better_for(self.living)
+            if (newcomers or better) and (not awaiting or (newcomers and len(self.living) + newcomers >= minimum)):
+                self._ask(now, admit=True, order=better)
             elif not newcomers and not awaiting:
                 self._serve(VoteKind.UPDATE_TOPOLOGY, value=False)
+        if self.phase is Phase.STEADY and self.ballot.all_in(self.living, VoteKind.OPTIMIZE_TOPOLOGY):
+            self._optimize(now)
+
+    # ------------------------------------------------------------------------------------------------- topology
+
+    def _optimize(self, now: float) -> None:
+        """All members want the best order: brings them one step nearer to it."""
+        outcome = self.optimizer.advance(now)
+        kind = VoteKind.OPTIMIZE_TOPOLOGY
+        if isinstance(outcome, Failure):
+            self.optimizer.reset()
+            for peer_id in self.ballot.open[kind]:
+                self._send(peer_id, VoteFailed(kind, outcome))
+            self.ballot.open[kind].clear()
+        elif outcome is not None and same_ring(outcome.order, self.living):
+            self.optimizer.applied(outcome, now)
+            self._serve(kind, value=False)
+        elif outcome is not None:
+            self.optimizer.linking(self._settings.answer_timeout_s + max(self._passive.values(), default=0.0))
+            self._ask(now, order=turned(outcome.order, self.living[0]), ring=outcome)
+
+    def _check_still_optimizing(self, peer_id: str) -> None:
+        if peer_id not in self.ballot.open[VoteKind.OPTIMIZE_TOPOLOGY]:
+            self.optimizer.reset()
+
+    def measured(self, peer_id: str, message: Measured | Observed, now: float) -> None:
+        """A member tells what it knows of the network."""
+        if not self.is_member(peer_id):
+            return
+        if isinstance(message, Observed):
+            self.optimizer.observed(peer_id, message, now)
+        elif self.optimizer.measured(peer_id, message, now):
+            self._count_votes(now)
+
+    def solved(self, answer: Solved, now: float) -> None:
+        """The best order was found, or that there is none."""
+        if self.optimizer.solved(answer):
+            self._count_votes(now)
 
     def _serve(self, kind: VoteKind, *, value: bool) -> None:
         count = VoteCount(self.ballot.counted(kind).served + 1, value)
@@ -561,6 +642,8 @@ class Group:
 
     def _fail_overdue_votes(self, now: float) -> None:
         for kind in self.ballot.overdue(now):
+            if kind is VoteKind.OPTIMIZE_TOPOLOGY and self.optimizer.is_busy:
+                continue  # all are here, and each step has a deadline of its own
             minimum = kind is VoteKind.AWAIT_MINIMUM
             failure = self.ballot.too_few(self.living) if minimum else self.ballot.stuck(kind, self.living)
             for peer_id in self.ballot.open[kind]:
@@ -581,6 +664,10 @@ class Group:
         if not self.is_member(peer_id):
             self._not_a_member(peer_id, query.number, "ask about it")
             return
+        if query.what is Question.TOPOLOGY:
+            values = describe(self._living_members(), self.optimizer.bandwidth, now)
+            self._send(peer_id, Reply(query.number, values))
+            return
         if query.what is Question.SET_CLOSED:
             self.close(now)
         reply = Reply(query.number, flag=self.durable.closed, amount=len(self.room))
@@ -600,6 +687,8 @@ class Group:
         for join in self.room.expired(now):
             self._send(join.peer_id, Refused(self.room.timeout(join, len(self.living))))
             self._stops_waiting(join.peer_id, "its time to join ran out", now)
+        if self.optimizer.tick(now):
+            self._count_votes(now)
         if self.phase is Phase.STEADY:
             self._fail_overdue_votes(now)
         elif self.phase is Phase.RETURNING:

@@ -17,6 +17,7 @@ from master_actor.core.actions import (
     Send,
     SentinelGone,
     SentinelSaid,
+    Solved,
     StopRequested,
     Tick,
 )
@@ -32,6 +33,8 @@ from ray_pccl.control.messages import (
     Join,
     Leave,
     LinkBroken,
+    Measured,
+    Observed,
     Poll,
     ProcessState,
     Query,
@@ -87,6 +90,9 @@ class Master:
             case ExpectationChanged(group, number):
                 if group in self.groups:
                     self.groups[group].expect(number, now)
+            case Solved(group):
+                if group in self.groups:
+                    self.groups[group].solved(event, now)
             case StopRequested(reason):
                 self._out += [Send(peer_id, Stopped(reason)) for peer_id in self.liveness.peers]
             case Tick():
@@ -139,6 +145,8 @@ class Master:
                 group.withdraw(peer_id, kind)
             case LinkBroken():
                 group.link_broken(peer_id, message, now)
+            case Measured() | Observed():
+                group.measured(peer_id, message, now)
             case StoreRequest():
                 group.store_request(peer_id, message, now)
             case Query():

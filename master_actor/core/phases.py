@@ -34,7 +34,7 @@ TRANSITIONS: dict[tuple[Phase, Phase], str] = {
     (Phase.LAST_CALL, Phase.FORMING): "someone went, and the minimum is lost",
     (Phase.FORMING, Phase.EMPTY): "all joiners went, timed out, or were refused",
     (Phase.LAST_CALL, Phase.STEADY): "the group forms",
-    (Phase.STEADY, Phase.ASKING): "a death, a broken link, an admission, a member that is behind",
+    (Phase.STEADY, Phase.ASKING): "a death, a broken link, an admission, a better order, a member that is behind",
     (Phase.ASKING, Phase.STEADY): "all that are left have answered: a new epoch",
     (Phase.STEADY, Phase.EMPTY): "the last member is gone for certain",
     (Phase.ASKING, Phase.EMPTY): "the last member is gone for certain",

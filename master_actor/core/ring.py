@@ -70,6 +70,17 @@ def order_avoiding(order: Sequence[str], avoid: Collection[Edge]) -> list[str] |
     return best
 
 
+def turned(order: Sequence[str], first: str) -> tuple[str, ...]:
+    """The same ring, told from this peer on."""
+    place = order.index(first)
+    return (*order[place:], *order[:place])
+
+
+def same_ring(order: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether everyone has the same next neighbour in both."""
+    return len(order) == len(other) and turned(order, other[0]) == tuple(other)
+
+
 def _edges(order: Sequence[str]) -> list[tuple[str, str]]:
     return [(peer, order[(place + 1) % len(order)]) for place, peer in enumerate(order)]
 

@@ -34,8 +34,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def error_of(failure: Failure) -> PCCLError:
     """The error that a failure describes."""
     # The wire knows no tuples; errors promise them.
-    details = {name: tuple(value) if isinstance(value, list) else value for name, value in failure.details.items()}
+    details = {name: _with_tuples(value) for name, value in failure.details.items()}
     return error_named(failure.error, failure.text, details)
+
+
+def _with_tuples(value: Any) -> Any:
+    return tuple(_with_tuples(each) for each in value) if isinstance(value, list) else value
 
 
 class VoteKind(Enum):
@@ -44,6 +48,7 @@ class VoteKind(Enum):
     UPDATE_TOPOLOGY = "update_topology"
     PEERS_PENDING = "are_peers_pending"
     AWAIT_MINIMUM = "await_minimum"
+    OPTIMIZE_TOPOLOGY = "optimize_topology"
 
 
 class OperationState(Enum):
@@ -105,6 +110,15 @@ class OpenVote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     timeout_s: float
     only: tuple[str, ...] | None = None
     """Whom to admit; all who wait, if not given."""
+
+
+class Edge(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one peer could send to another. `rate` in bytes per second; 0: they can't connect; None: not measured."""
+
+    source: str
+    target: str
+    rate: float | None
+    age_s: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------- peer to master
@@ -171,6 +185,19 @@ class LinkBroken(Message, frozen=True):
     other: str
 
 
+class Measured(Message, frozen=True):
+    """What the peer has measured: in answer to a `Probe`, if it names the survey, or what it knew from before."""
+
+    edges: tuple[Edge, ...]
+    survey: Round | None = None
+
+
+class Observed(Message, frozen=True):
+    """What the peer's links carried while collectives kept them busy."""
+
+    edges: tuple[Edge, ...]
+
+
 class Leave(Message, frozen=True):
     """The peer leaves, by `close()`."""
 
@@ -226,6 +253,7 @@ class Question(Enum):
     NUM_WAITING = "num_waiting"
     IS_CLOSED = "is_closed"
     SET_CLOSED = "set_closed"
+    TOPOLOGY = "topology"
 
 
 class Query(Message, frozen=True):
@@ -342,6 +370,37 @@ class Reply(Message, frozen=True):
     failure: Failure | None = None
 
 
+class Probe(Message, frozen=True):
+    """Measure the way to another member, whose data plane listens at `address`, and say `Measured`."""
+
+    survey: Round
+    other: str
+    address: str
+    sends: bool = True
+    """Whether to measure the way there."""
+    receives: bool = True
+    """Whether to measure the way back."""
+
+
+class Surveying(Message, frozen=True):
+    """How far `optimize_topology()` is; the next word comes within `within_s`."""
+
+    stage: str
+    probed: int
+    to_probe: int
+    within_s: float
+
+
+class TopologyReport(msgspec.Struct, frozen=True, array_like=True):
+    """The first value of the reply to `Question.TOPOLOGY`; the second holds the rates from host to host."""
+
+    order: tuple[tuple[str, int], ...]
+    """Members by rank, each with the number of its host."""
+    hosts: tuple[str, ...]
+    bottleneck: float | None
+    age_s: float | None
+
+
 class News(Message, frozen=True):
     """Something happened to the group that callbacks may want to know."""
 
@@ -357,10 +416,36 @@ class Stopped(Message, frozen=True):
 
 
 FromPeer = (
-    Join | Register | Answer | Vote | Withdraw | LinkBroken | Leave | Farewell | Poll | Beat | StoreRequest | Query
+    Join
+    | Register
+    | Answer
+    | Vote
+    | Withdraw
+    | LinkBroken
+    | Measured
+    | Observed
+    | Leave
+    | Farewell
+    | Poll
+    | Beat
+    | StoreRequest
+    | Query
 )
 FromSentinel = Watch | Seen
 FromMaster = (
-    Welcome | Refused | Registered | Ask | Decide | Evicted | VoteServed | VoteFailed | Reply | News | Stopped | Beat
+    Welcome
+    | Refused
+    | Registered
+    | Ask
+    | Decide
+    | Evicted
+    | VoteServed
+    | VoteFailed
+    | Reply
+    | Probe
+    | Surveying
+    | News
+    | Stopped
+    | Beat
 )
 ToMaster = FromPeer | FromSentinel

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
@@ -29,6 +29,8 @@ from ray_pccl.types import Attribute, MembershipEvent
 
 if TYPE_CHECKING:
     from ray_pccl.peer.operations import Operations
+    from ray_pccl.topology.progress import TopologyProgress
+    from ray_pccl.topology.types import Topology
 
 SENTINEL_PATIENCE_S = 2.0
 """How long `connect()` waits for the host's sentinel before it goes on without its word."""
@@ -158,7 +160,7 @@ class Communicator(Collectives):
             identity = Identity(self._peer_id, self._group, host_id(), *limits, watched, plane.address, self._expected)
             membership = Membership(identity, self._settings, time.monotonic(), ledger)
             connection = MasterConnection(membership, endpoint, resolve, self._events.put, plane)
-            plane.start(connection.report_link)
+            plane.start(connection.report_link, connection.observe_link)
             self._connection = connection
             # Before anyone can see that we are a member: a callback may be the first to call.
             self._early_call = True
@@ -241,8 +243,10 @@ class Communicator(Collectives):
     def update_topology(self, timeout: float | None = None) -> None:
         """The vote that admits who waits: returns when all members have called it, with the new epoch in place.
 
-        The first call since this peer was admitted returns at once if the peer has entered no operation since: the
-        others have just left the call that admitted it.
+        The first call since this peer was admitted returns at once if the peer has entered no operation since, nor met
+        the others in another call: they have just left the one that admitted it.
+
+        An order of the ring that was found in the background since `optimize_topology()` comes with the new epoch.
 
         Raises:
             OperationTimeoutError: Not all members came within `timeout` seconds (``op_timeout_s`` if not given); says
@@ -254,6 +258,36 @@ class Communicator(Collectives):
             self._view()
             return
         self._vote(VoteKind.UPDATE_TOPOLOGY, self._settings.op_timeout_s if timeout is None else timeout)
+
+    def optimize_topology(
+        self, timeout: float | None = None, on_progress: Callable[[TopologyProgress], None] | None = None
+    ) -> None:
+        """Puts the ring into the best order: all members call it, and it returns on all with the new epoch in place.
+
+        What the master does not know of the bandwidth between hosts is measured first, some hundred milliseconds an
+        edge, many at a time. Then the ring is ordered so that its slowest edge is as fast as can be, and after that the
+        sum of all; peers on one host stay neighbours. It admits nobody. Members that die meanwhile are left out.
+        Where the present order is as good, the epoch stays.
+
+        Args:
+            timeout: How long to wait for all members to come, in seconds; ``op_timeout_s`` if not given. The rest
+                takes as long as it takes, each step with a limit of its own.
+            on_progress: Called in this thread with each `TopologyProgress`. If it raises, this peer leaves the call.
+
+        Raises:
+            OperationTimeoutError: Not all members came in time; says who is in which call.
+            NoRingError: No ring does without edges that can't connect; ``edges`` names them. The order stays.
+            UsageError: It is running in another thread already.
+            PeerEvictedError, MasterStoppedError, MasterUnreachableError: The vote can't be held.
+        """
+        patience = self._settings.op_timeout_s if timeout is None else timeout
+        self._vote(VoteKind.OPTIMIZE_TOPOLOGY, patience, inform=on_progress)
+
+    def topology(self) -> Topology:
+        """The ring as it is, and what is known of the bandwidth between its peers. Any member may ask at any time."""
+        from ray_pccl.peer.topology import read
+
+        return read(self._query(Question.TOPOLOGY).values)
 
     def are_peers_pending(self, timeout: float | None = None) -> bool:
         """Whether peers wait for admission: a vote of all members, so that all get the same answer.
@@ -313,10 +347,19 @@ class Communicator(Collectives):
             membership.require_member()
         return membership.view
 
-    def _vote(self, kind: VoteKind, timeout_s: float, only: tuple[str, ...] | None = None) -> bool:
+    def _vote(
+        self,
+        kind: VoteKind,
+        timeout_s: float,
+        only: tuple[str, ...] | None = None,
+        inform: Callable[[Any], None] | None = None,
+    ) -> bool:
         patience = check_timeout(timeout_s, f"{kind.value}()")
         connection = self._connected()
-        return bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only)))
+        value = bool(connection.call(lambda now: connection.membership.vote(kind, patience, now, only), inform))
+        if kind is not VoteKind.AWAIT_MINIMUM:
+            self._early_call = False  # it has met all others: what they call from now on, it calls too
+        return value
 
     def _query(self, what: Question) -> Reply:
         connection = self._connected()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import random
 import socket
 import threading
@@ -20,14 +21,15 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.control.messages import Answer, Beat, FromMaster
+from ray_pccl.control.messages import Answer, Beat, Edge, FromMaster, Probe
 from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
-from ray_pccl.peer.effects import Effect, Fail, Send, Settle, Tell
+from ray_pccl.peer.effects import Effect, Fail, Inform, Measure, Send, Settle, Tell
 from ray_pccl.peer.link import Link
 from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.peer.sentinel import Hello
 from ray_pccl.peer.watch import SentinelWatch
 from ray_pccl.ring import fault_points
+from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipEvent
 
 log = logging.getLogger("ray_pccl.peer")
@@ -48,6 +50,9 @@ class Plane(Protocol):
 
     def follow(self, epoch: int, rank: int, members: tuple[Member, ...]) -> None:
         """A new epoch was decided."""
+
+    def probe(self, probe: Probe, settings: Settings, report: Callable[[tuple[Edge, ...]], None]) -> None:
+        """Measure the way to a member, in a thread of its own, and report what came of it."""
 
     def end(self, error: PCCLError) -> None:
         """The membership is over."""
@@ -74,6 +79,7 @@ class MasterConnection:
         self._resolve = resolve
         self._tell = tell
         self._calls: dict[Hashable, Future[Any]] = {}
+        self._listening: dict[Future[Any], queue.SimpleQueue[Any]] = {}
         self._link: Link | None = None
         self._links: set[Link] = set()
         self._sockets: set[socket.socket] = set()
@@ -106,8 +112,16 @@ class MasterConnection:
         self._thread.start()
         return joined
 
-    def call(self, begin: Callable[[float], tuple[Hashable, list[Effect]]]) -> Any:
-        """Begins a call on the loop, waits for its end, and returns its value or raises its error."""
+    def call(
+        self,
+        begin: Callable[[float], tuple[Hashable, list[Effect]]],
+        inform: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Begins a call on the loop, waits for its end, and returns its value or raises its error.
+
+        `inform` is called here, in the caller's thread, with what the master tells meanwhile; if it raises, the call
+        is abandoned.
+        """
         started: Future[Hashable] = Future()
         ended: Future[Any] = Future()
 
@@ -122,14 +136,25 @@ class MasterConnection:
             self._apply(effects)
 
         try:
+            if inform is None:
+                self._submit(on_loop, started)
+                started.result()
+                return ended.result()
+            news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self._listening[ended] = news
+            ended.add_done_callback(lambda _: news.put(None))
             self._submit(on_loop, started)
             started.result()
+            while (item := news.get()) is not None:
+                inform(item)
             return ended.result()
         except BaseException:
             if not ended.done():  # interrupted, perhaps before it began: nobody waits any more
                 with contextlib.suppress(PCCLError):
                     self._submit(lambda: self._abandon(ended))
             raise
+        finally:
+            self._listening.pop(ended, None)
 
     def wait_watched(self, timeout_s: float) -> bool:
         """Whether the host's sentinel watches this process, after waiting for it for a moment."""
@@ -218,6 +243,8 @@ class MasterConnection:
             self._echo_next = now + settings.heartbeat_timeout_s / 2
             self._beats[self._beat_number] = now
         link.send(Beat(self._beat_number, echo))
+        if self.membership.standing is Standing.MEMBER and (seen := self.membership.network.to_tell(now)) is not None:
+            link.send(seen)
         silent_since = max(self.membership.last_heard, self._linked)
         if now - silent_since >= SILENT_BEATS * settings.heartbeat_timeout_s:
             self._wake.set()
@@ -267,6 +294,13 @@ class MasterConnection:
                 case Fail(call, error):
                     if (future := self._calls.pop(call, None)) is not None:
                         future.set_exception(error)
+                case Inform(call, value):
+                    log.info("peer %s: %s", self.membership.identity.peer_id, value)
+                    news = self._listening.get(self._calls[call]) if call in self._calls else None
+                    if news is not None:
+                        news.put(value)
+                case Measure(probe):
+                    self._measure(probe)
                 case Tell(event):
                     try:
                         self._tell(event)
@@ -286,6 +320,26 @@ class MasterConnection:
         elif view.epoch != self._followed:
             self._followed = view.epoch
             plane.follow(view.epoch, view.rank, view.members)
+
+    def _measure(self, probe: Probe) -> None:
+        """Has the data plane measure the way to a member, and tells what came of it."""
+
+        def on_loop(edges: tuple[Edge, ...]) -> None:
+            self._apply(self.membership.probed(probe, edges, time.monotonic()))
+
+        def report(edges: tuple[Edge, ...]) -> None:
+            with contextlib.suppress(PCCLError):
+                self._submit(lambda: on_loop(edges))
+
+        if self._plane is None:
+            on_loop((Edge(self.membership.identity.peer_id, probe.other, None),))
+        else:
+            self._plane.probe(probe, self.membership.settings, report)
+
+    def observe_link(self, other: str, rate: float) -> None:
+        """The data plane's link to a member was busy, and carried so many bytes per second. From any thread."""
+        with contextlib.suppress(PCCLError):
+            self._submit(lambda: self.membership.network.observed(other, rate, time.monotonic()))
 
     def report_link(self, epoch: int, other: str) -> None:
         """The data plane's link to a member broke. From any thread."""

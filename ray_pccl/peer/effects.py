@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_pccl.control.messages import Message
+from ray_pccl.control.messages import Message, Probe
 from ray_pccl.errors import PCCLError
 from ray_pccl.types import Member, MembershipEvent
 
@@ -69,4 +69,19 @@ class Tell:
     event: MembershipEvent
 
 
-Effect = Send | Settle | Fail | Tell
+@dataclass(frozen=True, slots=True)
+class Inform:
+    """A call goes on, and whoever waits for it may want to know how far it is."""
+
+    call: Hashable
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure the way to another member, and hand the outcome to `Membership.probed`."""
+
+    probe: Probe
+
+
+Effect = Send | Settle | Fail | Tell | Inform | Measure

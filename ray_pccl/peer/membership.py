@@ -18,16 +18,19 @@ from ray_pccl.control.messages import (
     Ask,
     Beat,
     Decide,
+    Edge,
     Evicted,
     Farewell,
     FromMaster,
     Join,
     Leave,
     LinkBroken,
+    Measured,
     Message,
     News,
     OpenVote,
     Poll,
+    Probe,
     Query,
     Question,
     Refused,
@@ -38,6 +41,7 @@ from ray_pccl.control.messages import (
     Stopped,
     StoreOp,
     StoreRequest,
+    Surveying,
     Vote,
     VoteCount,
     VoteFailed,
@@ -58,10 +62,12 @@ from ray_pccl.errors import (
     RendezvousTimeoutError,
     UsageError,
 )
-from ray_pccl.peer.effects import Effect, Fail, Identity, Send, Settle, Tell, View
+from ray_pccl.peer.effects import Effect, Fail, Identity, Inform, Measure, Send, Settle, Tell, View
 from ray_pccl.peer.ledger import Ledger
+from ray_pccl.peer.network import Network
 from ray_pccl.ring import fault_points
 from ray_pccl.settings import Settings
+from ray_pccl.topology.progress import TopologyProgress
 from ray_pccl.types import Member, MembershipChange, MembershipEvent
 
 JOIN = "join"
@@ -90,6 +96,8 @@ class _Call:
 
     message: Message
     deadline: float
+    own_deadline: float = 0.0
+    """The caller's, where a master has asked for more time since."""
 
 
 class Membership:
@@ -118,6 +126,7 @@ class Membership:
         self._votes: dict[VoteKind, _Call] = {}
         self._requests: dict[int, _Call] = {}
         self._broken_links: set[str] = set()
+        self.network = Network(identity.peer_id)
 
     # ---------------------------------------------------------------------------------------------- connections
 
@@ -149,6 +158,8 @@ class Membership:
         self.ledger.lease_missed = False
         self._registered = now
         me, passive = self.identity, self._passive_timeout()
+        for call in self._votes.values():
+            self._take_time_back(call, now)
         votes = tuple(
             msgspec.structs.replace(call.message.vote, timeout_s=max(0.0, call.deadline - SLACK_S - now))
             for call in self._votes.values()
@@ -168,6 +179,12 @@ class Membership:
             self._dials,
         )
         return [register, *(self._again(call, now) for call in self._requests.values())]
+
+    def _take_time_back(self, call: _Call, now: float) -> None:
+        """What one master asked for, the next may not need: it gets time enough to ask again."""
+        if call.own_deadline:
+            soon = self.settings.register_grace_s + 2 * self.settings.answer_timeout_s + SLACK_S
+            call.deadline = min(call.deadline, max(call.own_deadline, now + soon))
 
     def disconnected(self) -> list[Effect]:
         """The connection is lost; it will be made anew."""
@@ -250,6 +267,10 @@ class Membership:
         self._broken_links.add(other)
         return [Send(LinkBroken(self.view.epoch, other))]
 
+    def probed(self, probe: Probe, edges: tuple[Edge, ...], now: float) -> list[Effect]:
+        """A probe that the master asked for has ended."""
+        return [Send(self.network.probed(probe.survey, edges, now))]
+
     def leave(self) -> list[Effect]:
         """The peer says goodbye."""
         if self.standing in ENDED:
@@ -297,7 +318,8 @@ class Membership:
             case Registered(votes):
                 # Counted from when we spoke, as with beats: a Welcome alone proves no place in the group.
                 self.heard(self._registered)
-                return [self._tell(MembershipChange.MASTER_BACK), *self._settle_votes(votes)]
+                known = [Send(measured) for measured in self.network.again(now)]
+                return [self._tell(MembershipChange.MASTER_BACK), *self._settle_votes(votes), *known]
             case VoteServed(VoteKind.AWAIT_MINIMUM):
                 return self._settle_vote(VoteKind.AWAIT_MINIMUM, value=True)
             case VoteServed(kind, count):
@@ -306,6 +328,10 @@ class Membership:
                 return [Fail(kind, error_of(failure))] if self._votes.pop(kind, None) else []
             case Reply():
                 return self._replied(message)
+            case Probe():
+                return self._told_to_probe(message)
+            case Surveying():
+                return self._surveying(message, now)
             case News(change, peer_id, reason):
                 return [self._tell(MembershipChange(change), peer_id, reason)]
             case Refused(failure):
@@ -326,6 +352,22 @@ class Membership:
         fault_points.reach("frozen")
         return [Send(Answer(round_, self.view.epoch, self.ledger.report()))]
 
+    def _told_to_probe(self, probe: Probe) -> list[Effect]:
+        if VoteKind.OPTIMIZE_TOPOLOGY in self._votes:
+            return [Measure(probe)]
+        # It has left the call: what it does now is not to be disturbed, and the others need not wait for it.
+        return [Send(Measured((Edge(self.identity.peer_id, probe.other, None),), probe.survey))]
+
+    def _surveying(self, message: Surveying, now: float) -> list[Effect]:
+        """All are in the call: from now on the master says how long the next step may take."""
+        call = self._votes.get(VoteKind.OPTIMIZE_TOPOLOGY)
+        if call is None:
+            return []
+        call.own_deadline = call.own_deadline or call.deadline
+        call.deadline = max(call.deadline, now + message.within_s + SLACK_S)
+        progress = TopologyProgress(message.stage, message.probed, message.to_probe)
+        return [Inform(VoteKind.OPTIMIZE_TOPOLOGY, progress)]
+
     def _decided(self, decide: Decide, now: float) -> list[Effect]:
         if decide.epoch <= self.view.epoch:
             return []
@@ -336,6 +378,7 @@ class Membership:
         self.ledger.settle(decide.outcomes, decide.epoch, restart_numbers=decide.admitted_in > self._admitted_in)
         self._admitted_in = decide.admitted_in
         self._broken_links.clear()
+        self.network.keep(set(ids))
         self._polled = now
         self.view = View(
             decide.epoch, ids.index(self.identity.peer_id), members, decide.min_world_size, decide.attributes

@@ -16,11 +16,15 @@ from dataclasses import dataclass
 
 from ray_pccl.control.handshake import ANSWER_BYTES, CHALLENGE_BYTES, DIGEST_BYTES, ClientSide, MasterSide
 from ray_pccl.errors import ProtocolError, SettingsError
+from ray_pccl.topology.probing import UnreachableError
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Long, since the other side may be importing something large, which holds its interpreter."""
 CONNECT_TIMEOUT_S = 2.0
+PROBE_HANDSHAKE_TIMEOUT_S = 3.0
 MAX_ID_BYTES = 512
+_PROBE = 0x8000
+"""Set in the length of an introduction: the connection is there to be measured, and is no link."""
 FDS = 3
 """What goes across with an introduction on one host: segment, bell, arena."""
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -84,6 +88,7 @@ class Meeting:
     fds: list[int]
     """The other's memory, if both sides showed theirs."""
     local: bool
+    is_probe: bool = False
 
 
 def listen(name: str, host: str) -> tuple[list[socket.socket], Address]:
@@ -113,11 +118,32 @@ def dial(address: Address, transport: str, key: bytes, peer_id: str, fds: list[i
         sock.sendall(side.answer(_exactly(sock, CHALLENGE_BYTES)))
         side.verify(_exactly(sock, DIGEST_BYTES))
         _introduce(sock, peer_id, fds if local else [])
-        other, theirs = _hear(sock, local=local)
+        other, theirs, _ = _hear(sock, local=local)
     except BaseException:
         sock.close()
         raise
     return Meeting(_tuned(sock, local=local), other, theirs, local)
+
+
+def dial_probe(address: Address, key: bytes, peer_id: str, other: str) -> socket.socket:
+    """Connects to a peer to measure the way. Raises `UnreachableError`, or what `dial` raises once it is connected."""
+    try:
+        sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise UnreachableError(f"{address} can't be reached: {error}") from error
+    try:
+        sock.settimeout(PROBE_HANDSHAKE_TIMEOUT_S)
+        side = ClientSide(key)
+        sock.sendall(side.answer(_exactly(sock, CHALLENGE_BYTES)))
+        side.verify(_exactly(sock, DIGEST_BYTES))
+        _introduce(sock, peer_id, [], _PROBE)
+        found, _, _ = _hear(sock, local=False)
+        if found != other:
+            raise ProtocolError(f"peer {found} answers where peer {other} was to be measured")
+    except BaseException:
+        sock.close()
+        raise
+    return _tuned(sock, local=False)
 
 
 def accept(sock: socket.socket, key: bytes, peer_id: str, fds: list[int]) -> Meeting:
@@ -130,12 +156,12 @@ def accept(sock: socket.socket, key: bytes, peer_id: str, fds: list[int]) -> Mee
         side = MasterSide(key)
         sock.sendall(side.challenge)
         sock.sendall(side.accept(_exactly(sock, ANSWER_BYTES)))
-        other, theirs = _hear(sock, local=local)
+        other, theirs, is_probe = _hear(sock, local=local)
         _introduce(sock, peer_id, fds if theirs else [])
     except BaseException:
         sock.close()
         raise
-    return Meeting(_tuned(sock, local=local), other, theirs, local)
+    return Meeting(_tuned(sock, local=local), other, theirs, local, is_probe)
 
 
 def _connect(address: Address, transport: str) -> tuple[socket.socket, bool]:
@@ -150,16 +176,17 @@ def _connect(address: Address, transport: str) -> tuple[socket.socket, bool]:
     return socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S), False
 
 
-def _introduce(sock: socket.socket, peer_id: str, fds: list[int]) -> None:
+def _introduce(sock: socket.socket, peer_id: str, fds: list[int], flag: int = 0) -> None:
     name = peer_id.encode()
-    hello = _LENGTH.pack(len(name)) + name
+    hello = _LENGTH.pack(len(name) | flag) + name
     if fds:
         socket.send_fds(sock, [hello], fds)
     else:
         sock.sendall(hello)
 
 
-def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int]]:
+def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int], bool]:
+    """Who the other is, the memory it shows, and whether it is here to measure."""
     fds: list[int] = []
     try:
         if local:
@@ -168,10 +195,11 @@ def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int]]:
             data = sock.recv(1)
         if not data:
             raise ConnectionError("the peer closed the connection")
-        (length,) = _LENGTH.unpack(data + _exactly(sock, _LENGTH.size - 1))
+        (flagged,) = _LENGTH.unpack(data + _exactly(sock, _LENGTH.size - 1))
+        length = flagged & ~_PROBE
         if not 0 < length <= MAX_ID_BYTES:
             raise ProtocolError(f"a peer id of {length} bytes")
-        return _exactly(sock, length).decode(), fds
+        return _exactly(sock, length).decode(), fds, flagged != length
     except BaseException as error:
         close_all(fds)
         if isinstance(error, UnicodeDecodeError):

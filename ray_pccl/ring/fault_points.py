@@ -1,4 +1,4 @@
-"""Named points in the commit protocol at which a test can strike. They cost one comparison when nobody does."""
+"""Named points in the protocols at which a test can strike. They cost one comparison when nobody does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ NAMES = (
     "answered",
     "decided",
     "before_retry",
+    "probing",
+    "probed",
 )
 _strike: Callable[[str], None] | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
+from ray_pccl.ring.observing import Meter
 from ray_pccl.ring.wire import Frame, Receiver
 
 _FRAMES = 8
@@ -72,6 +73,8 @@ class Link:
         """The last epoch that the other said it is ready in, and whether it could use shared memory there."""
         self.early: memoryview | None = None
         """Where a small piece goes that belongs to an operation not yet entered."""
+        self.meter: Meter | None = None
+        """Takes samples of what the link carries, if it leads to another host."""
         self.wants_write: Callable[[Link, bool], None] = lambda _link, _wants: None
         self._handler = handler
         self._receiver = Receiver(self)
@@ -85,8 +88,13 @@ class Link:
         """Queues a frame without data."""
         self._queue.append(_Outgoing(memoryview(frame.pack() + body), _NOTHING, None))
 
-    def send_data(self, frame: Frame, view: memoryview, owner: object) -> None:
-        """Queues a piece of an operation's memory, to which `owner` holds on until `release`."""
+    def send_data(self, frame: Frame, view: memoryview, owner: object, *, around: bool = False) -> None:
+        """Queues a piece of an operation's memory, to which `owner` holds on until `release`.
+
+        `around`: it goes around the ring, as all else of the operation does.
+        """
+        if self.meter is not None:
+            self.meter.traffic.queued(view.nbytes, around=around)
         self._queue.append(_Outgoing(memoryview(frame.pack()), view.cast("B"), owner))
 
     def pump(self) -> None:
@@ -97,12 +105,16 @@ class Link:
             try:
                 count = self.sock.sendmsg(views)
             except BlockingIOError:
+                if self.meter is not None:
+                    self.meter.full()
                 break
             sent += count
             while count:
                 count = self._queue[0].advance(count)
                 if self._queue[0].is_sent:
                     self._queue.popleft()
+        if self.meter is not None and not self._queue:
+            self.meter.drained()
         if bool(self._queue) != self._writing:
             self._writing = not self._writing
             self.wants_write(self, self._writing)

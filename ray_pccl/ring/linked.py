@@ -51,7 +51,7 @@ class LinkedAttempt:
             piece = view[start : start + PIECE_BYTES]
             frame = Frame(Type.DATA, piece.nbytes, epoch, tag, number, slot, offset + start)
             if rank in self._entered or self._program.eager:
-                self._links[rank].send_data(frame, piece, self)
+                self._links[rank].send_data(frame, piece, self, around=self._program.rings)
             else:
                 self._held.setdefault(rank, []).append((frame, piece))
         self.attempt.tx += view.nbytes
@@ -90,7 +90,7 @@ class LinkedAttempt:
             return
         self._entered.add(rank)
         for frame, piece in self._held.pop(rank, ()):
-            self._links[rank].send_data(frame, piece, self)
+            self._links[rank].send_data(frame, piece, self, around=self._program.rings)
         self._flush(self._links[rank])
         self._advance()
 

@@ -19,6 +19,8 @@ from ray_pccl.errors import PCCLError
 from ray_pccl.ring import dialing
 from ray_pccl.ring.dialing import Address, Meeting
 from ray_pccl.ring.link import Handler, Link
+from ray_pccl.topology import probing
+from ray_pccl.topology.probing import Direction, Plan
 
 log = logging.getLogger("ray_pccl.ring")
 
@@ -129,6 +131,13 @@ class Mesh:
         self._dialling.add(peer_id)
         threading.Thread(target=self._dial, args=(address, peer_id, give_up), name="ray_pccl-dial", daemon=True).start()
 
+    def probe(self, address: str, peer_id: str, plan: Plan) -> dict[Direction, float | None]:
+        """Measures the way to a peer. Blocks for as long as that takes: some seconds at most."""
+        parsed = Address.parse(address)
+        return probing.measure(
+            lambda: dialing.dial_probe(parsed, self._key, self._peer_id, peer_id), plan, lambda: self._closed
+        )
+
     # ------------------------------------------------------------------------------------------------ the loop
 
     def _run(self) -> None:
@@ -220,9 +229,19 @@ class Mesh:
         except (OSError, PCCLError) as error:
             log.warning("dropped a data connection: %s", error)
         else:
-            self.call(lambda: self._meet(meeting))
+            if meeting.is_probe:
+                self._serve_probe(meeting)
+            else:
+                self.call(lambda: self._meet(meeting))
         finally:
             self.call(self._one_less)
+
+    def _serve_probe(self, meeting: Meeting) -> None:
+        dialing.close_all(meeting.fds)
+        try:
+            probing.serve(meeting.sock, lambda: self._closed)
+        except (OSError, PCCLError) as error:
+            log.info("a probe by peer %s ended: %s", meeting.peer_id, error)
 
     def _one_less(self) -> None:
         self._handshakes -= 1

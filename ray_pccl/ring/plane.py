@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.control.messages import Failure, OperationState, error_of
+from ray_pccl.control.messages import Edge, Failure, OperationState, Probe, error_of
 from ray_pccl.errors import NotConnectedError, PCCLError, ProtocolError, UsageError
 from ray_pccl.peer.ledger import FrozenError, Key, Ledger
 from ray_pccl.ring import bell, dialing, shared
@@ -27,12 +28,15 @@ from ray_pccl.ring.link import Link
 from ray_pccl.ring.linked import Early, LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.messaging import Messages
+from ray_pccl.ring.observing import Meter, Traffic, counters
 from ray_pccl.ring.past import KEPT, Past
 from ray_pccl.ring.programs import EAGER_BYTES
 from ray_pccl.ring.segment import Segment
 from ray_pccl.ring.shared import ENTERED, Host, Neighbour, SharedAttempt, SharedMemory
 from ray_pccl.ring.task import Attempt, Epoch, Task
 from ray_pccl.ring.wire import Frame, Type
+from ray_pccl.settings import Settings
+from ray_pccl.topology.probing import Direction, Plan
 from ray_pccl.types import Member
 
 log = logging.getLogger("ray_pccl.ring")
@@ -54,6 +58,7 @@ class DataPlane:
         self._transport = transport
         self._ledger = ledger
         self._report: Callable[[int, str], None] = lambda _epoch, _peer_id: None
+        self._observe: Callable[[str, float], None] = lambda _peer_id, _rate: None
         self.memory = _shared_memory(transport)
         fds = self.memory.fds if self.memory is not None else []
         self._driver = Driver(self.memory) if self.memory is not None else None
@@ -80,6 +85,7 @@ class DataPlane:
         self._early: dict[Key, Early] = {}
         self._said_linked = 0
         self._link_deadline = 0.0
+        self._traffic = Traffic()
         self.messages = Messages(self)
         self._past = Past(ledger)
         ledger.close_boards = self._close_boards
@@ -90,9 +96,11 @@ class DataPlane:
         host = dialing.address_towards(master.host, master.port)
         return cls(peer_id, dialing.data_key(master.key, group), host, dialing.transport_from_env(), ledger)
 
-    def start(self, report: Callable[[int, str], None]) -> None:
-        """Begins to listen. `report` is told of links that broke, with their epoch."""
-        self._report = report
+    def start(
+        self, report: Callable[[int, str], None], observe: Callable[[str, float], None] = lambda _peer, _rate: None
+    ) -> None:
+        """Begins to listen. `report` is told which links broke in which epoch, `observe` what busy ones carry."""
+        self._report, self._observe = report, observe
         self._mesh.start()
 
     def close(self) -> None:
@@ -118,6 +126,28 @@ class DataPlane:
             self._epoch, self._host, self._is_ready, self._open = new, None, False, None
             self._changed.notify_all()
         self._mesh.call(lambda: self._move(new, addresses))
+
+    def probe(self, probe: Probe, settings: Settings, report: Callable[[tuple[Edge, ...]], None]) -> None:
+        """Measures the way to a member in a thread of its own. `report` is called there, once, whatever happens."""
+        wanted = {Direction.THERE: probe.sends, Direction.BACK: probe.receives}
+        directions = tuple(direction for direction, is_wanted in wanted.items() if is_wanted)
+        plan = Plan(round(settings.probe_streams), settings.probe_ms / 1000, directions)
+        me, other = self._peer_id, probe.other
+
+        def run() -> None:
+            rates: dict[Direction, float | None] = dict.fromkeys(directions)
+            try:
+                rates = self._mesh.probe(probe.address, other, plan)
+            except Exception:
+                log.exception("the way to peer %s could not be measured", other)
+            report(
+                tuple(
+                    Edge(me, other, rate) if direction is Direction.THERE else Edge(other, me, rate)
+                    for direction, rate in rates.items()
+                )
+            )
+
+        threading.Thread(target=run, name="ray_pccl-probe", daemon=True).start()
 
     def end(self, error: PCCLError) -> None:
         """The membership is over: every attempt and every wait gets the error."""
@@ -355,6 +385,8 @@ class DataPlane:
         """A link was made; a newer one takes the place of an older one."""
         old = self._links.get(link.peer_id)
         self._links[link.peer_id] = link
+        if not link.local:
+            link.meter = Meter(self._traffic, partial(counters, link.sock), partial(self._observe, link.peer_id))
         if old is not None:
             self._mesh.drop(old, ConnectionError("the peer has made a new connection"))
         self._memories.pop(link.peer_id, None)

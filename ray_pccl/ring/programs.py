@@ -47,6 +47,8 @@ class Program:
         self.right = (epoch.rank + 1) % epoch.size
         self.port = port
         self.due = 0
+        self.rings = False
+        """Whether all large data goes to the next rank, and to nobody else."""
         self.eager = False
         """Whether what it sends need not wait until the receiver has entered."""
 
@@ -158,6 +160,7 @@ class Ring(Program):
         self._injected = self._ended = 0
         self.due = sum(sizes) - sizes[(self.rank - 1) % self.size]  # all but the chunk that starts here
         self._gathers = kind is Kind.REDUCE
+        self.rings = not self._gathers
         if kind is Kind.ALL_REDUCE or (self._gathers and self.rank == task.recipe.header.root):
             self.due += sum(sizes) - sizes[self.rank]
 
@@ -329,6 +332,7 @@ class Chain(Program):
         assert memory is not None
         self._bytes = as_bytes(memory)
         self._last = self.right == task.recipe.header.root
+        self.rings = True
         if not self._is_root:
             self.due = len(self._bytes)
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -34,7 +34,7 @@ class PeerProcess:
 
     Whatever the communicator raises there is raised here, with its type and the peer's traceback as a note. A peer that
     was stopped answers nothing before it is continued; one that was killed makes every call raise
-    `PeerProcessEndedError`.
+    `PeerProcessEndedError`. `within` is put before its command line, to start it in a network namespace for instance.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class PeerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         relay: Relay | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.relay = relay
         """What this peer's messages pass through, if it was started with ``relay=True``."""
@@ -57,7 +58,7 @@ class PeerProcess:
         path = os.pathsep.join(filter(None, sys.path))
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                [*within, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=ownership.environment() | {"PYTHONPATH": path} | dict(environment or {}),

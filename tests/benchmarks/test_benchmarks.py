@@ -1,4 +1,4 @@
-"""The benchmark of all-reduce, run as a user runs it, without rivals: nothing is installed."""
+"""Benchmarks, run as a user runs them, without rivals: nothing is installed."""
 
 from __future__ import annotations
 
@@ -46,3 +46,23 @@ def test_collectives_over_refs_are_timed_against_gloo_and_the_naive_way(tmp_path
     ]
     assert all(set(each["medians_ms"]) == {"ours", "gloo", "naive", "bare"} for each in results[:-1])
     assert all(median > 0 for each in results for median in each["medians_ms"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_orders_of_a_ring_are_compared_on_simulated_networks(tmp_path: Path) -> None:
+    file, picture = tmp_path / "results.json", tmp_path / "orders.png"
+    options = ["--short", "--json", str(file), "--plot", str(picture)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "topology_sim.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "slowest" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    results = json.loads(file.read_text())["results"]
+    assert {each["way"] for each in results} == {"ours", "minimum sum", "greedy", "random"}
+    assert {(each["kind"], each["peers"]) for each in results} == {
+        (kind, peers) for kind in ("homes", "centres") for peers in (10, 40)
+    }
+    for ours in (each for each in results if each["way"] == "ours"):
+        rivals = [each for each in results if all(each[key] == ours[key] for key in ("kind", "peers", "trial"))]
+        assert ours["slowest"] == max(each["slowest"] for each in rivals)

@@ -129,7 +129,8 @@ def dial_any_master(world: World, choose: Choose) -> None:
 
 
 def vote(world: World, choose: Choose) -> None:
-    kind = choose([VoteKind.UPDATE_TOPOLOGY, VoteKind.UPDATE_TOPOLOGY, VoteKind.PEERS_PENDING, VoteKind.AWAIT_MINIMUM])
+    kinds = [VoteKind.UPDATE_TOPOLOGY, VoteKind.UPDATE_TOPOLOGY, VoteKind.PEERS_PENDING, VoteKind.AWAIT_MINIMUM]
+    kind = choose([*kinds, VoteKind.OPTIMIZE_TOPOLOGY])
     if peer := _some(world, choose, where=lambda peer: peer.member):
         world.vote(peer, kind)  # type: ignore[arg-type]
 
@@ -139,6 +140,22 @@ def all_vote(world: World, choose: Choose) -> None:
     for peer in world.peers.values():
         if peer.member and peer.group == "g":
             world.vote(peer, kind)  # type: ignore[arg-type]
+
+
+def all_optimize(world: World, choose: Choose) -> None:
+    for peer in world.peers.values():
+        if peer.member and peer.group == "g":
+            world.vote(peer, VoteKind.OPTIMIZE_TOPOLOGY)
+
+
+def probe_ends(world: World, choose: Choose) -> None:
+    if peer := _some(world, choose, where=lambda peer: bool(peer.probes)):
+        peer.end_probe()
+
+
+def solver_answers(world: World, choose: Choose) -> None:
+    for master in world.masters:
+        master.solve()
 
 
 def add(world: World, choose: Choose) -> None:
@@ -241,6 +258,9 @@ STEPS: dict[Callable[[World, Choose], None], int] = {
     dial_any_master: 2,
     vote: 4,
     all_vote: 3,
+    all_optimize: 2,
+    probe_ends: 2,
+    solver_answers: 2,
     add: 2,
     wait_key: 1,
     query: 1,
@@ -310,7 +330,29 @@ ENDINGS: dict[Callable[[World, Choose], None], int] = {
     time_passes: 10,
     much_time_passes: 3,
 }
-LIVES = {"any": STEPS, "operations": OPERATIONS, "calls": CALLS, "endings": ENDINGS}
+TOPOLOGY: dict[Callable[[World, Choose], None], int] = {
+    start_peer: 1,
+    kill: 2,
+    leave: 1,
+    stop_or_resume: 1,
+    crash_master: 2,
+    start_master: 5,
+    break_link: 2,
+    all_optimize: 6,
+    all_vote: 2,
+    vote: 1,
+    probe_ends: 8,
+    solver_answers: 6,
+    all_enter: 2,
+    all_progress: 3,
+    deliver_up: 8,
+    deliver_down: 8,
+    carry_out: 10,
+    deliver_all: 2,
+    time_passes: 3,
+    much_time_passes: 1,
+}
+LIVES = {"any": STEPS, "operations": OPERATIONS, "calls": CALLS, "endings": ENDINGS, "topology": TOPOLOGY}
 
 
 def formed(world: World, choose: Choose) -> None:

@@ -23,6 +23,8 @@ from master_actor.core.actions import (
     Send,
     SentinelGone,
     SentinelSaid,
+    Solve,
+    Solved,
     Tick,
 )
 from master_actor.core.master import Master
@@ -31,9 +33,11 @@ from master_actor.core.records import Booted, Durable, GroupEmptied, decode_reco
 from master_actor.journal import Journal, MemoryStorage, Superseded
 from ray_pccl.control.messages import (
     Beat,
+    Edge,
     Join,
     Message,
     OperationState,
+    Probe,
     ProcessState,
     Question,
     Register,
@@ -104,6 +108,8 @@ class MasterProcess:
         self.confirmed = world.now
         self.links: dict[str, Link] = {}
         self.pending: deque[Action] = deque()
+        self.searches: deque[Solve] = deque()
+        """Questions that its solver has not answered yet."""
         self.journal = Journal(world.storage)
         durable = self._load()
         old = durable.identity
@@ -147,11 +153,30 @@ class MasterProcess:
                 return
             self.confirmed = self.world.now
             self.world.journalled(action.record)
+        elif isinstance(action, Solve):
+            self.searches.append(action)
         else:
             link = self.links.get(action.peer_id)
             if link is not None and not link.down_closed:
                 link.down.append(action.message)
         self.world.crash_point(self)
+
+    def solve(self) -> bool:
+        """The solver answers its oldest question: mostly with another ring, now and then that there is none."""
+        if not self.alive or not self.searches:
+            return False
+        question = self.searches.popleft()
+        count = len(question.hosts)
+        if question.number % 5 == 0:
+            self.handle(Solved(question.group, question.number, edges=((0, 1),)))
+        elif question.number % 7 == 0:
+            self.handle(Solved(question.group, question.number, error="it broke"))
+        else:
+            ring = (0, *range(count - 1, 0, -1))
+            worth = float(1000 + question.number)
+            optimal = question.number % 2 == 0
+            self.handle(Solved(question.group, question.number, ring, worth, worth * count, optimal))
+        return True
 
     def is_ours(self) -> bool:
         return self.world.now - self.confirmed < self.world.settings.register_grace_s
@@ -196,6 +221,8 @@ class Peer:
         self.epochs: list[int] = []
         self.running: dict[tuple[int, int], int] = {}
         """Operations in flight here, with the epoch in which this peer published its part."""
+        self.probes: deque[Probe] = deque()
+        """Probes under way."""
 
     @property
     def group(self) -> str:
@@ -219,8 +246,10 @@ class Peer:
                     self._ended(call, value)
                 case peer_side.Fail(call, error):
                     self._ended(call, error)
-                case peer_side.Tell():
+                case peer_side.Tell() | peer_side.Inform():
                     pass
+                case peer_side.Measure(probe):
+                    self.probes.append(probe)
         view = self.membership.view
         if view.epoch and (not self.epochs or self.epochs[-1] != view.epoch):
             self.epochs.append(view.epoch)
@@ -249,6 +278,17 @@ class Peer:
             elif operation.epoch != self.running[key]:
                 self.running[key] = operation.epoch  # aborted: it is run again in the new epoch
                 self.world.published.add((operation.epoch, key, self.name, "entered"))
+
+    def end_probe(self) -> bool:
+        """The oldest probe ends: with figures, or with nothing if the other is gone."""
+        if not self.awake or not self.probes:
+            return False
+        probe = self.probes.popleft()
+        rate = 100.0 if self.world.peers[probe.other].awake else 0.0 if self.world.steps % 2 else None
+        edges = (Edge(self.name, probe.other, rate), Edge(probe.other, self.name, rate))
+        if self.member:
+            self.apply(self.membership.probed(probe, edges, self.world.now))
+        return True
 
     def call(self, begin: Any, what: str) -> None:
         try:
@@ -488,10 +528,13 @@ class World:
                     moved = True
                 while self.deliver_down(link):
                     moved = True
+            for peer in self.peers.values():
+                moved = peer.end_probe() or moved
             for master in self.masters:
                 before = len(master.pending)
                 master.carry_out_all()
                 moved = moved or len(master.pending) != before
+                moved = master.solve() or moved
             if not moved:
                 return
         self.fail("messages go back and forth for ever")
@@ -635,7 +678,9 @@ class World:
         if isinstance(value, PCCLError):
             if (peer.group, what) in self.votes_told and getattr(value, "calls", None):
                 self.fail(f"{what}: the master told {self.votes_told[peer.group, what]}, but {peer.name} {value!r}")
-        elif what.startswith((VoteKind.PEERS_PENDING.value, VoteKind.UPDATE_TOPOLOGY.value)):
+        elif what.startswith(
+            (VoteKind.PEERS_PENDING.value, VoteKind.UPDATE_TOPOLOGY.value, VoteKind.OPTIMIZE_TOPOLOGY.value)
+        ):
             known, first = self.votes_told.setdefault((peer.group, what), (value, peer.name))
             if known != value:
                 self.fail(f"{what}: {first} was told {known}, {peer.name} {value}")
@@ -709,6 +754,12 @@ class World:
                 self.fail(f"{group.name!r} is {group.phase} without a member")
             ends = [*group.leases.values(), *(waiter.deadline for waiter in group.room.waiters.values())]
             ends += inquiry.deadlines.values() if inquiry is not None else []
+            ends += group.optimizer.deadlines
+            if group.optimizer.is_busy and not group.optimizer.deadlines:
+                self.fail(f"{group.name!r} waits for measurements or an order that nothing ends")
+            optimizing = living and living <= set(group.ballot.open[VoteKind.OPTIMIZE_TOPOLOGY])
+            if optimizing and group.phase is Phase.STEADY and not group.optimizer.is_busy:
+                self.fail(f"all of {group.name!r} want the best order, and nothing is done about it")
             if any(end > self.now + FAR_S for end in ends):
                 self.fail(f"{group.name!r} has a wait that does not end: {ends}")
             for kind, voters in group.ballot.open.items():

@@ -11,7 +11,7 @@ from tests.core.simulation import World
 
 
 def life(world: World) -> None:
-    """A group forms, works, admits, loses, is left and closed; a dead master is started again before the next step."""
+    """A group forms, works, admits, is reordered, loses, is left and closed; a dead master is started again."""
     peers = [world.start_peer(minimum=2, maximum=4) for _ in range(3)]
     _go_on(world, 1.0)
     for peer in peers:
@@ -21,7 +21,7 @@ def life(world: World) -> None:
     _work(world)
     peers.append(world.start_peer(minimum=2, maximum=4))
     _go_on(world)
-    for kind in (VoteKind.PEERS_PENDING, VoteKind.UPDATE_TOPOLOGY):
+    for kind in (VoteKind.PEERS_PENDING, VoteKind.UPDATE_TOPOLOGY, VoteKind.OPTIMIZE_TOPOLOGY):
         for peer in peers:
             world.vote(peer, kind)
         _go_on(world)

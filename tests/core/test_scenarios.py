@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from master_actor.core.actions import EvictionRequested
 from master_actor.core.phases import Phase
 from ray_pccl.control.messages import VoteKind
 from ray_pccl.peer.membership import Standing
 from tests.core.simulation import SETTINGS, Peer, World
+
+STAGES = ("probing", "solving", "linking")
+"""Of `optimize_topology()`."""
 
 
 def group_of(world: World, count: int) -> list[Peer]:
@@ -170,3 +175,70 @@ def test_who_was_given_up_is_not_encouraged_while_the_news_wait_for_the_journal(
     world.advance(SETTINGS.master_lease_s + 2.0)
     assert all(peer.membership.view.epoch == 2 for peer in newcomers)
     assert all(peer.membership.ledger.frozen for peer in ring)
+
+
+def _optimizing(world: World, peers: list[Peer], until: str) -> None:
+    """All are in `optimize_topology()`, which has come so far and no further."""
+    for peer in peers:
+        world.vote(peer, VoteKind.OPTIMIZE_TOPOLOGY)
+    master = world.masters[-1]
+    group = master.core.groups["g"]
+    reached = {
+        "probing": lambda: any(peer.probes for peer in peers),
+        "solving": lambda: bool(master.searches),
+        "linking": lambda: group.inquiry is not None and group.inquiry.ring is not None,
+    }[until]
+    for _ in range(1000):
+        if reached():
+            return
+        for link in world.links():
+            world.deliver_up(link)
+        master.carry_out_all()
+        if reached():
+            return
+        for link in world.links():
+            world.deliver_down(link)
+        if until != "probing":
+            for peer in peers:
+                peer.end_probe()
+        if until == "linking":
+            master.solve()
+    world.fail(f"it never came to {until}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_member_that_dies_while_the_ring_is_optimized_is_left_out_and_the_others_get_their_order(stage: str) -> None:
+    for victim in range(4):
+        world = World()
+        peers = group_of(world, 4)
+        _optimizing(world, peers, stage)
+        world.kill(peers[victim], seen=True)
+        world.settle()
+        survivors = [peer for peer in peers if peer.alive]
+        assert {peer.membership.view.epoch for peer in survivors} == {3}
+        outcomes = [dict(peer.results)["optimize_topology/0/0"] for peer in survivors]
+        assert outcomes == [True, True, True]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_master_that_dies_while_the_ring_is_optimized_is_followed_by_one_that_goes_on(stage: str) -> None:
+    world = World()
+    peers = group_of(world, 4)
+    _optimizing(world, peers, stage)
+    world.crash_master()
+    world.start_master()
+    world.settle()
+    assert [dict(peer.results)["optimize_topology/0/0"] for peer in peers] == [True] * 4
+    rings = [[member.peer_id for member in peer.membership.view.members] for peer in peers]
+    assert rings == [["p0", "p3", "p2", "p1"]] * 4
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_link_that_breaks_while_the_ring_is_optimized_costs_an_epoch_and_nothing_else(stage: str) -> None:
+    world = World()
+    peers = group_of(world, 4)
+    _optimizing(world, peers, stage)
+    world.break_link(peers[0], peers[1])
+    world.settle()
+    assert all(peer.member for peer in peers)
+    assert [dict(peer.results)["optimize_topology/0/0"] for peer in peers] == [True] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from master_actor.core import agreement, store
 from master_actor.core.actions import Append
 from master_actor.core.group import Group
 from master_actor.core.master import Master
+from master_actor.core.optimizing import Optimizer
 from master_actor.core.phases import Phase
 from master_actor.core.records import Durable, EpochBegan, GroupEmptied
 from master_actor.core.votes import Ballot
@@ -21,10 +23,20 @@ from ray_pccl.peer.ledger import Ledger
 from tests.core import simulation, test_scenarios
 from tests.core.drivers import hunt
 from tests.core.simulation import Violation
-from tests.core.test_crash_points import lived
+from tests.core.test_crash_points import lived, points
 
 Patch = pytest.MonkeyPatch
-SCENARIOS = [scenario for name, scenario in vars(test_scenarios).items() if name.startswith("test_")]
+
+
+def _lives(scenario: Callable[..., None]) -> list[Callable[[], None]]:
+    """The scenario at each of its stages, if it has some."""
+    staged = "stage" in signature(scenario).parameters
+    return [partial(scenario, stage) for stage in test_scenarios.STAGES] if staged else [scenario]
+
+
+SCENARIOS = [
+    life for name, scenario in vars(test_scenarios).items() if name.startswith("test_") for life in _lives(scenario)
+]
 BUGS: dict[str, Callable[[Patch], None]] = {}
 
 
@@ -232,9 +244,40 @@ def who_was_given_up_is_still_encouraged(patch: Patch) -> None:
     patch.setattr(Master, "belongs", lambda self, peer_id: True)
 
 
+@bug
+def an_order_that_was_found_before_a_death_is_put_into_force(patch: Patch) -> None:
+    right = Group._ask
+
+    def ask(self: Group, now: float, **given: Any) -> None:
+        inquiry = self.inquiry
+        kept = (inquiry.order, inquiry.ring) if inquiry is not None else None
+        if inquiry is not None and kept is not None:
+            deadlines, inquiry.deadlines = inquiry.deadlines, {"nobody": 0.0}
+            right(self, now, **given)
+            inquiry.order, inquiry.ring = kept
+            inquiry.deadlines = {peer_id: ends for peer_id, ends in deadlines.items() if peer_id not in self.lost}
+            self._decide_if_complete(now)
+        else:
+            right(self, now, **given)
+
+    patch.setattr(Group, "_ask", ask)
+
+
+@bug
+def nobody_goes_on_when_the_solver_has_answered(patch: Patch) -> None:
+    right = Optimizer.solved
+    patch.setattr(Optimizer, "solved", lambda self, answer: right(self, answer) and False)
+
+
+@bug
+def a_survey_that_has_ended_by_a_report_is_not_noticed(patch: Patch) -> None:
+    right = Optimizer.measured
+    patch.setattr(Optimizer, "measured", lambda self, *args: right(self, *args) and False)
+
+
 def caught(seeds: range = range(1000)) -> Violation | None:
     """What scenarios, the crashes at every point of a fixed life, and then random lives bring to light."""
-    lives = [partial(lived, {point}) for point in range(1, 120)]
+    lives = [partial(lived, {point}) for point in range(1, points() + 1)]
     for life in [*SCENARIOS, *lives]:
         try:
             life()
@@ -247,6 +290,7 @@ def caught(seeds: range = range(1000)) -> Violation | None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_simulation_finds(name: str, monkeypatch: Patch) -> None:
+    points()  # counted before the bug is there
     BUGS[name](monkeypatch)
     assert caught() is not None, f"the bug {name!r} went unnoticed"
 

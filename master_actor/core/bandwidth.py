@@ -1,0 +1,79 @@
+"""What the master knows of the network: bandwidth from host to host, and how old each figure is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FALLEN = 0.5
+"""An edge that carries less than this part of what was measured has changed: nothing is known of it any more."""
+
+
+@dataclass(slots=True)
+class Figure:
+    """Bytes per second; 0 where no connection could be made."""
+
+    rate: float
+    reference: float
+    """What later observations are compared with: the last probe, or the best seen since."""
+    at: float
+
+
+class Bandwidth:
+    """The figures of one group. Within a host there is no limit, and nothing to know."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, dict[str, Figure]] = {}
+        """By source, then by target."""
+
+    def _known(self, source: str, target: str) -> Figure | None:
+        row = self._figures.get(source)
+        return None if row is None else row.get(target)
+
+    def probed(self, source: str, target: str, rate: float, at: float) -> None:
+        """An edge was measured at this time; an older word on it is ignored."""
+        known = self._known(source, target)
+        if source != target and (known is None or known.at <= at):
+            self._figures.setdefault(source, {})[target] = Figure(rate, rate, at)
+
+    def observed(self, source: str, target: str, rate: float, at: float) -> bool:
+        """A busy link carried so much. Returns whether the edge has fallen, and is unknown from now on.
+
+        What is not known stays unknown: the traffic may have been less than the edge can carry.
+        """
+        known = self._known(source, target)
+        if known is None or not known.rate or at < known.at:
+            return False
+        if rate < FALLEN * known.reference:
+            del self._figures[source][target]
+            return True
+        known.rate, known.reference, known.at = rate, max(rate, known.reference), at
+        return False
+
+    def lacks(self, source: str, target: str) -> bool:
+        """Whether the edge has to be probed: it is unknown, or could not connect when it was tried."""
+        known = self._known(source, target)
+        return source != target and (known is None or not known.rate)
+
+    def rate(self, source: str, target: str) -> float | None:
+        """Bytes per second from host to host, if they are known."""
+        if source == target:
+            return float("inf")
+        known = self._known(source, target)
+        return None if known is None else known.rate
+
+    def measured_at(self, source: str, target: str) -> float | None:
+        """When the edge was measured last."""
+        known = self._known(source, target)
+        return None if known is None else known.at
+
+    def forget(self, host: str) -> None:
+        """Nothing is known any more about the edges of a host."""
+        self._figures.pop(host, None)
+        for row in self._figures.values():
+            row.pop(host, None)
+
+    def forget_unreachable(self, host: str) -> None:
+        """A peer of this host died: what could not connect may just have been its listener."""
+        for source, row in self._figures.items():
+            for target in [target for target, known in row.items() if not known.rate and host in (source, target)]:
+                del row[target]

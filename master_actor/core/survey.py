@@ -1,0 +1,114 @@
+"""The measuring of what is not known of the network: pairs of hosts, in rounds in which no host is busy twice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ray_pccl.control.messages import Probe, Round
+from ray_pccl.types import Member
+
+Pair = tuple[str, str]
+"""Two hosts, in the order in which they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    dialler: str
+    target: str
+    edges: int
+    deadline: float
+
+
+class Survey:
+    """One survey, from its first round to its last. A pair is tried once, and again only if a peer of it was lost."""
+
+    def __init__(self, number: Round, hosts: Sequence[str], lacks: Callable[[str, str], bool]) -> None:
+        self.number = number
+        self._lacks = lacks
+        self._waiting = deque((pair, edges) for pair in tournament(hosts) if (edges := self._edges(pair)))
+        self._running: dict[Pair, _Running] = {}
+        self.to_probe = sum(edges for _, edges in self._waiting)
+        self.probed = 0
+        """How many directed edges are done with, of `to_probe`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to measure."""
+        return not self._waiting and not self._running
+
+    @property
+    def is_between_rounds(self) -> bool:
+        """Whether the next round may begin."""
+        return not self._running
+
+    def next_round(self, members: Iterable[Member], deadline: float) -> list[tuple[str, Probe]]:
+        """Who has to probe whom now. Pairs whose figures came from elsewhere meanwhile, or whose hosts are gone, go."""
+        speakers: dict[str, Member] = {}
+        for member in members:
+            speakers.setdefault(member.host, member)
+        busy: set[str] = set()
+        orders, later = [], []
+        while self._waiting and len(busy) + 1 < len(speakers):
+            pair, edges = self._waiting.popleft()
+            if not self._edges(pair) or not all(host in speakers for host in pair):
+                self.probed += edges
+            elif busy.isdisjoint(pair):
+                busy.update(pair)
+                orders.append(self._order(pair, edges, speakers, deadline))
+            else:
+                later.append((pair, edges))
+        self._waiting.extendleft(reversed(later))
+        if not orders:  # nobody is left to measure anything with
+            self._waiting.clear()
+        return orders
+
+    def _order(self, pair: Pair, edges: int, speakers: dict[str, Member], deadline: float) -> tuple[str, Probe]:
+        target, dialler = sorted((speakers[host] for host in pair), key=lambda member: member.peer_id)
+        self._running[pair] = _Running(dialler.peer_id, target.peer_id, edges, deadline)
+        sends, receives = self._lacks(dialler.host, target.host), self._lacks(target.host, dialler.host)
+        return dialler.peer_id, Probe(self.number, target.peer_id, target.address, sends, receives)
+
+    def reported(self, dialler: str, target: str) -> None:
+        """A pair is done with."""
+        for pair, running in list(self._running.items()):
+            if (running.dialler, running.target) == (dialler, target):
+                self._done(pair)
+
+    def lost(self, peer_id: str) -> None:
+        """A peer is gone: its pair is not waited for, and tried again where its host has another peer."""
+        for pair, running in list(self._running.items()):
+            if peer_id in (running.dialler, running.target):
+                del self._running[pair]
+                self._waiting.append((pair, running.edges))
+
+    def give_up_late(self, now: float) -> None:
+        """What was not reported by its deadline stays unknown."""
+        for pair in [pair for pair, running in self._running.items() if now >= running.deadline]:
+            self._done(pair)
+
+    @property
+    def deadlines(self) -> list[float]:
+        """When each pair that is being measured is given up."""
+        return [running.deadline for running in self._running.values()]
+
+    def _done(self, pair: Pair) -> None:
+        self.probed += self._running.pop(pair).edges
+
+    def _edges(self, pair: Pair) -> int:
+        near, far = pair
+        return int(self._lacks(near, far)) + int(self._lacks(far, near))
+
+
+def tournament(hosts: Sequence[str]) -> list[Pair]:
+    """All pairs, in the order of a round-robin tournament: taken greedily, they make the fewest rounds."""
+    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    pairs: list[Pair] = []
+    place = {host: index for index, host in enumerate(hosts)}
+    for _ in range(len(seats) - 1):
+        for near, far in zip(seats, reversed(seats[len(seats) // 2 :]), strict=False):
+            if near is not None and far is not None:
+                pairs.append((near, far) if place[near] < place[far] else (far, near))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return pairs
