@@ -14,7 +14,7 @@ setup: $(READY)  ## Make .venv with the package (editable) and all that tests ne
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,plot,test,dev]"
 	touch $(READY)
 
 demo: $(READY)  ## A group sums tensors, loses a peer and then its master, and goes on: a line per event.

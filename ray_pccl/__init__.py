@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         MasterUnreachableError,
         NotAMemberError,
         NotConnectedError,
+        NoUpToDatePeerError,
         OperationTimeoutError,
         PCCLError,
         PeerEvictedError,
@@ -56,7 +57,10 @@ if TYPE_CHECKING:
         RendezvousClosedError,
         RendezvousError,
         RendezvousTimeoutError,
+        RevisionError,
         SettingsError,
+        SharedStateError,
+        SharedStateMismatchError,
         StoreError,
         StoreTimeoutError,
         TooFewPeersError,
@@ -68,6 +72,9 @@ if TYPE_CHECKING:
     from ray_pccl.peer.store import Store
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
+    from ray_pccl.state.rows import SharedStateSyncStrategy
+    from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo
+    from ray_pccl.state.tensors import TensorInfo
     from ray_pccl.types import Attribute, GroupStatus, Member, MembershipChange, MembershipEvent
 
 __version__ = "0.1.0"
@@ -92,6 +99,7 @@ __all__ = [
     "Member",
     "MembershipChange",
     "MembershipEvent",
+    "NoUpToDatePeerError",
     "NotAMemberError",
     "NotConnectedError",
     "OperationTimeoutError",
@@ -110,13 +118,20 @@ __all__ = [
     "RendezvousClosedError",
     "RendezvousError",
     "RendezvousTimeoutError",
+    "RevisionError",
     "Settings",
     "SettingsError",
+    "SharedState",
+    "SharedStateError",
+    "SharedStateMismatchError",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
     "Status",
     "Store",
     "StoreError",
     "StoreStats",
     "StoreTimeoutError",
+    "TensorInfo",
     "TooFewPeersError",
     "UsageError",
     "WorldChangedError",
@@ -160,9 +175,13 @@ _HOME_OF = {
     "ReduceOpDescriptor": "descriptors",
     "ReduceOperandDescriptor": "descriptors",
     "Settings": "settings",
+    "SharedState": "state.sharing",
+    "SharedStateSyncInfo": "state.sharing",
+    "SharedStateSyncStrategy": "state.rows",
     "Status": "peer.handles",
     "Store": "peer.store",
     "StoreStats": "driver.objects",
+    "TensorInfo": "state.tensors",
     "allgather_refs": "driver.calls",
     "allreduce": "driver.calls",
     "allreduce_refs": "driver.calls",

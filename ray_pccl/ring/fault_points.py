@@ -19,6 +19,9 @@ NAMES = (
     "decided",
     "before_retry",
 )
+"""Those of every collective."""
+STATE_NAMES = ("state_round", "state_sending", "state_arrived", "state_committing")
+"""Those of a sync of the shared state."""
 _strike: Callable[[str], None] | None = None
 
 

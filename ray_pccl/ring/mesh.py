@@ -25,6 +25,8 @@ log = logging.getLogger("ray_pccl.ring")
 TICK_S = 0.05
 MAX_HANDSHAKES = 64
 REDIAL_S = 0.05
+_SERVICE = "\x1f"
+"""What the name of who connects begins with if it wants no link, but a service; no peer's id does."""
 
 
 class Owner(Handler, Protocol):
@@ -64,6 +66,8 @@ class Mesh:
         self._dialling: set[str] = set()
         self._closed = False
         self._over = False
+        self.services: dict[str, Callable[[Meeting], None]] = {}
+        """Who takes over connections that are no links, each in a thread of its own: see `call_on`."""
         self._dirty: set[Link] = set()
         for sock in (self._woken, self._waker, *self._listeners):
             sock.setblocking(False)
@@ -219,10 +223,30 @@ class Mesh:
             meeting = dialing.accept(sock, self._key, self._peer_id, self._fds)
         except (OSError, PCCLError) as error:
             log.warning("dropped a data connection: %s", error)
-        else:
-            self.call(lambda: self._meet(meeting))
+            return
         finally:
             self.call(self._one_less)
+        if not meeting.peer_id.startswith(_SERVICE):
+            self.call(lambda: self._meet(meeting))
+            return
+        serve = self.services.get(meeting.peer_id.removeprefix(_SERVICE))
+        try:
+            if serve is not None and not self._closed:
+                serve(meeting)
+        except Exception:  # who waits at the other end sees the connection close
+            log.exception("a service failed")
+        finally:
+            dialing.close_all(meeting.fds)
+            meeting.sock.close()
+
+    def call_on(self, address: str, peer_id: str, service: str, timeout_s: float) -> Meeting:
+        """A connection to a service of a peer, for the caller's own thread. Raises `OSError` and `PCCLError`."""
+        meeting = dialing.dial(Address.parse(address), self._transport, self._key, _SERVICE + service, [])
+        meeting.sock.settimeout(timeout_s)
+        if meeting.peer_id != peer_id:
+            meeting.sock.close()
+            raise ConnectionError(f"another peer answers where {peer_id} was")
+        return meeting
 
     def _one_less(self) -> None:
         self._handshakes -= 1
