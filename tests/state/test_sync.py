@@ -64,7 +64,11 @@ def test_a_peer_ahead_gets_an_error_the_others_go_on_and_heal_it_next_time(crew)
     all_failed([ahead], "RevisionError")
     assert ahead.details["expected"] == 1 and ahead.details["offered"][third.peer_id] == 7
     assert third.peer_id in ahead.text
-    started = [first.run_async(sync, POPULAR, 1), second.run_async(sync, POPULAR, 1), third.run_async(sync, POPULAR, -6)]
+    started = [
+        first.run_async(sync, POPULAR, 1),
+        second.run_async(sync, POPULAR, 1),
+        third.run_async(sync, POPULAR, -6),
+    ]
     healed = [future.result(30) for future in started]
     agree(healed)
     assert healed[2].info.updated == ("weights",), "only the tensor that differs"
