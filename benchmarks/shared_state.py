@@ -125,7 +125,9 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="64 MiB and 32 MiB, once")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args()
-    local, remote, rounds = (Work(64 * MIB), Work(32 * MIB), 1) if arguments.short else (Work(1024 * MIB), Work(256 * MIB), 5)
+    local, remote, rounds = (
+        (Work(64 * MIB), Work(32 * MIB), 1) if arguments.short else (Work(1024 * MIB), Work(256 * MIB), 5)
+    )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
     figures: list[Figure] = []
@@ -147,7 +149,9 @@ def main() -> int:
     if left_out:
         print(left_out)
     if arguments.json:
-        results = [{"name": f.name, "value": f.value, "unit": f.unit, "target": f.target, "met": f.met} for f in figures]
+        results = [
+            {"name": f.name, "value": f.value, "unit": f.unit, "target": f.target, "met": f.met} for f in figures
+        ]
         Path(arguments.json).write_text(json.dumps({"machine": machine([]), "results": results}, indent=2) + "\n")
     return 0 if all(figure.met for figure in figures) else 1
 

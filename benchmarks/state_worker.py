@@ -1,6 +1,6 @@
 """One peer of the benchmark of shared state. `shared_state.py` starts it through `teams.py`; it is of no use alone.
 
-    python state_worker.py SOCKET PEERS ENDPOINT GROUP
+python state_worker.py SOCKET PEERS ENDPOINT GROUP
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 SLICE_S = 2.0
 """How long a receiver goes on before it shows up in a round: so that who waits there knows that it lives."""
 LOOK_S = 0.05
+LARGE_BYTES = 64 << 20
 MAX_ANEW = 8
 """How often members may be of two minds about the round they are in: when peers are admitted amid a sync."""
 
@@ -347,4 +348,9 @@ class Sync:
         self._state.revision = election.revision
         self._group.standing.note(election.revision)
         sent = self._offer.tx_bytes if self._offer is not None else 0
-        return SharedStateSyncInfo(sent, puller.rx_bytes if puller is not None else 0, election.revision, updated)
+        received = 0
+        if puller is not None:
+            received = puller.rx_bytes
+            if received >= LARGE_BYTES:  # giving so much back to the kernel takes as long as copying it
+                threading.Thread(target=puller.arrived.clear, name="ray_pccl-free", daemon=True).start()
+        return SharedStateSyncInfo(sent, received, election.revision, updated)

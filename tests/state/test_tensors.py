@@ -134,7 +134,8 @@ def test_what_is_no_tensor_or_can_not_be_written_to_is_refused_by_name() -> None
     read_only = np.zeros(3)
     read_only.flags.writeable = False
     for wrong in (
-        3.0, "text", [1.0], read_only, np.array([object()]), np.zeros(3, "S4"), np.zeros(3, "f4,i4"), np.zeros(3, ">f4"),
+        3.0, "text", [1.0], read_only, np.array([object()]), np.zeros(3, "S4"), np.zeros(3, "f4,i4"),
+        np.zeros(3, ">f4"),
         np.broadcast_to(np.zeros(1), (3,)), torch.zeros(1).expand(3), torch.zeros(3).to_sparse(), np.ma.zeros(3),
         torch.zeros(3, device="meta"),
     ):  # fmt: skip
