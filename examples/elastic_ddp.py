@@ -237,10 +237,11 @@ def plot(steps: list[Step], joined: int, lost: int, file: Path) -> None:
     revisions = [step.revision for step in steps]
     top.plot(revisions, [step.loss for step in steps], color="tab:blue", linewidth=1.2)
     top.set(ylabel="mean loss of all contributors", yscale="log", title="Elastic data-parallel training on Ray actors")
-    for at, what, color in ((joined, "one joins, and is healed", "tab:green"), (lost, "one is killed", "tab:red")):
+    events = ((joined, "one joins, and is healed", "tab:green", 0.98), (lost, "one is killed", "tab:red", 0.91))
+    for at, what, color, height in events:
         for axes in (top, bottom):
             axes.axvline(at, color=color, linestyle="--", linewidth=1)
-        top.annotate(what, (at, 0.98), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
+        top.annotate(what, (at, height), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
                      color=color, va="top")  # fmt: skip
     bottom.step(revisions, [step.contributors for step in steps], where="mid", color="black")
     bottom.set(xlabel="step (revision of the shared state)", ylabel="actors", ylim=(0, ACTORS + 2), yticks=[0, 2, 4])
