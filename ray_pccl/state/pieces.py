@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 PIECE_BYTES = 8 << 20
@@ -62,11 +62,19 @@ class Pool:
 
     Every source has a share, a run of bundles of about the same size for each, so that several receivers ask one source
     for the same ones. Who has none left helps the one that has most. At the end, a bundle that is overdue is asked for
-    a second time, from another source, so that a slow one holds up nothing. Not safe for threads.
+    a second time, from another source, so that a slow one holds up nothing. `holds` tells whether a source has what is
+    wanted of a bundle: what may differ, some have and others do not. Not safe for threads.
     """
 
-    def __init__(self, bundles: Iterable[Bundle], sources: Sequence[str], pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self,
+        bundles: Iterable[Bundle],
+        sources: Sequence[str],
+        pieces: Sequence[Piece],
+        holds: Callable[[str, Bundle], bool] = lambda _source, _bundle: True,
+    ) -> None:
         self._pieces = pieces
+        self._holds = holds
         self._shares: dict[str, deque[Bundle]] = {source: deque() for source in sources}
         self._asked: dict[Bundle, dict[str, float]] = {}
         """Bundles on their way: since when each source was asked."""
@@ -86,13 +94,17 @@ class Pool:
         self._deal(new)
 
     def _deal(self, bundles: Sequence[Bundle]) -> None:
-        if not self._shares:
-            return
         total = sum(size_of(bundle, self._pieces) for bundle in bundles)
-        sources, before = list(self._shares), 0
+        before = 0
         for bundle in bundles:
-            self._shares[sources[min(before * len(sources) // max(total, 1), len(sources) - 1)]].append(bundle)
+            holders = self._holders(bundle)
+            if holders:
+                place = min(before * len(holders) // max(total, 1), len(holders) - 1)
+                self._shares[holders[place]].append(bundle)
             before += size_of(bundle, self._pieces)
+
+    def _holders(self, bundle: Bundle) -> list[str]:
+        return [source for source in self._shares if self._holds(source, bundle)]
 
     def take(self, source: str, now: float) -> Bundle | None:
         """What to ask this source for next; None if there is nothing for it at the moment."""
@@ -105,15 +117,19 @@ class Pool:
         return bundle
 
     def _from_others(self, source: str) -> Bundle | None:
-        longest = max(self._shares.values(), key=len)
-        return longest.pop() if longest else None
+        for share in sorted(self._shares.values(), key=len, reverse=True):
+            for bundle in reversed(share):
+                if self._holds(source, bundle):
+                    share.remove(bundle)
+                    return bundle
+        return None
 
     def _overdue(self, source: str, now: float) -> Bundle | None:
         patience = max(LEAST_SLOW_S, SLOW_FACTOR * self._longest_s)
         late = [
             (max(asked.values()), bundle)
             for bundle, asked in self._asked.items()
-            if source not in asked and now - max(asked.values()) > patience
+            if source not in asked and now - max(asked.values()) > patience and self._holds(source, bundle)
         ]
         return min(late)[1] if late else None
 
@@ -133,8 +149,9 @@ class Pool:
         asked.pop(source, None)
         if not asked:
             self._asked.pop(bundle, None)
-            if bundle in self.missing and self._shares:
-                min(self._shares.values(), key=len).append(bundle)
+            holders = self._holders(bundle) if bundle in self.missing else []
+            if holders:
+                min((self._shares[holder] for holder in holders), key=len).append(bundle)
 
     def drop(self, source: str) -> None:
         """A source is gone: what was its share is the others'."""

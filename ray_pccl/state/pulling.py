@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -59,8 +59,16 @@ class Puller:
         """A piece that a source sent otherwise than it was announced; -1 while there is another source to ask."""
         self.last_arrival = time.monotonic()
 
-    def want(self, needed: Iterable[int], wanted: Bytes, sources: Sequence[str]) -> None:
-        """Which pieces are needed, and who has them, from now on. What arrived and is still wanted stays."""
+    def want(self, needed: Iterable[int], wanted: Bytes, sources: Mapping[str, Bytes]) -> None:
+        """Which pieces are needed, and the digests of those that the sources have, from now on.
+
+        What arrived and is still wanted stays.
+        """
+
+        def holds(source: str, bundle: Bundle) -> bool:
+            indices = list(bundle)
+            return np.array_equal(sources[source][indices], wanted[indices])
+
         with self._changed:
             changed = np.nonzero((self._wanted != wanted).any(axis=1))[0]
             for index in changed:
@@ -68,7 +76,7 @@ class Puller:
             self._wanted = wanted
             asked = [source for source in sources if source not in self._untrue][:MAX_SOURCES]
             lacking = (index for index in needed if index not in self.arrived)
-            self._pool = Pool(bundled(lacking, self._pieces), asked, self._pieces)
+            self._pool = Pool(bundled(lacking, self._pieces), asked, self._pieces, holds)
             for source in self._pool.sources:
                 if source not in self._threads:
                     name = f"ray_pccl-pull-{source}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from ray_pccl.ring import fault_points, handover
 from ray_pccl.ring.dialing import Meeting
-from ray_pccl.state.pieces import MAX_BUNDLE_PIECES, Bundle, Piece, size_of
+from ray_pccl.state.pieces import MAX_BUNDLE_PIECES, PIECE_BYTES, Bundle, Piece, size_of
 from ray_pccl.state.rows import DIGEST_BYTES
 from ray_pccl.state.tensors import Bytes
 
@@ -78,9 +78,11 @@ class Offer:
 
     def send(self, meeting: Meeting, bundle: Bundle) -> None:
         """Sends a bundle. Raises `OSError`."""
-        if bundle and max(bundle) >= len(self._pieces):
+        if max(bundle) >= len(self._pieces):
             raise ConnectionError("a piece was asked for that there is not")
         size = size_of(bundle, self._pieces)
+        if size > PIECE_BYTES:
+            raise ConnectionError(f"{size} bytes were asked for at once")
         parts = (self._part(self._pieces[index]) for index in bundle)
         fault_points.reach("state_sending")
         if meeting.local:

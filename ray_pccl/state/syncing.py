@@ -274,7 +274,7 @@ class Sync:
         if self._me in election.receivers:
             wanted, needed = self._needs(election.sources)
             self._puller = self._group.puller(election.sync, self._pieces, wanted)
-            self._puller.want(needed, wanted, election.sources)
+            self._puller.want(needed, wanted, self._held_by(election.sources))
 
     def _needs(self, sources: Sequence[str]) -> tuple[Bytes, list[int]]:
         """The digests that the pieces here must have, and which pieces have others. Of the living sources."""
@@ -284,6 +284,9 @@ class Sync:
         if self._me not in self._election.newcomers:
             differs &= ~np.fromiter((piece.loose for piece in self._pieces), bool, len(self._pieces))
         return model, [int(index) for index in np.nonzero(differs)[0]]
+
+    def _held_by(self, sources: Sequence[str]) -> dict[str, Bytes]:
+        return {source: self._everyones[source] for source in sources}
 
     def _follow(self, table: Table) -> None:
         """Goes on with the sources that are left."""
@@ -296,7 +299,7 @@ class Sync:
                 puller.drop(source)
         if living and not np.array_equal(puller.wanted, self._everyones[living[0]]):
             wanted, needed = self._needs(living)  # what may differ now comes from another
-            puller.want(needed, wanted, living)
+            puller.want(needed, wanted, self._held_by(living))
 
     def _transfer(self) -> None:
         """A while of the transfer, for who receives; whoever does not goes to wait in the next round at once."""

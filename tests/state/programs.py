@@ -27,6 +27,7 @@ class Content:
     nbytes: int = MIB
     loose: float | None = None
     """What the tensor that may differ is full of, if there is one."""
+    loose_bytes: int = 400
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +58,7 @@ def hold(comm: Communicator, content: Content) -> str:
         *(TensorInfo(name, value) for name, value in content.more.items()),
     ]
     if content.loose is not None:
-        infos.append(TensorInfo.from_numpy("own", np.full(100, content.loose, np.float32), True))
+        infos.append(TensorInfo.from_numpy("own", np.full(content.loose_bytes // 4, content.loose, np.float32), True))
     _held["state"] = SharedState(infos, content.revision)
     return _digest()
 
@@ -66,6 +67,11 @@ def touch(comm: Communicator, name: str, index: int, value: float) -> str:
     """Changes one element."""
     _array(name).reshape(-1)[index] = value
     return _digest()
+
+
+def values(comm: Communicator, name: str) -> list[float]:
+    """All different ones."""
+    return [float(each) for each in np.unique(_array(name))]
 
 
 def value(comm: Communicator, name: str, index: int = 0) -> float:

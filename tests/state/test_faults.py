@@ -6,7 +6,7 @@ import pytest
 
 from ray_pccl.testing import Faults, PeerProcess, eventually
 from tests.state.conftest import OVER_BOTH, PATIENCE_S, Crew, agree, all_failed, all_sync, give, start_sync
-from tests.state.programs import MIB, Content, Outcome, hold, interrupted, strike, sync
+from tests.state.programs import MIB, Content, Outcome, hold, interrupted, strike, sync, values
 
 BIG = 64 * MIB
 
@@ -57,6 +57,23 @@ def test_when_the_last_that_held_it_dies_all_keep_their_states_and_can_begin_ane
     fresh = [peer.run(hold, Content(seed=3 + place, revision=700)) for place, peer in enumerate(newcomers)]
     assert agree(all_sync(newcomers)) == fresh[0], "a first sync: any revision; of a tie, the lowest rank"
     _goes_on(newcomers)
+
+
+@OVER_BOTH
+def test_what_may_differ_comes_from_one_source_whole_and_if_that_dies_from_the_next(crew, transport) -> None:
+    group: Crew = crew(3)
+    contents = [Content(seed=1, loose=loose, loose_bytes=BIG) for loose in (10.0, 20.0, 20.0)]
+    give(group.peers, contents)
+    assert [outcome.info.rx_bytes for outcome in all_sync(group.peers)] == [0, 0, 0]
+    (newcomer,) = group.admit()
+    newcomer.run(hold, Content(seed=1, loose=30.0, loose_bytes=BIG))
+    victim, second, third = old = group.peers[:3]
+    victim.run(strike, "state_sending", 3, "kill")
+    outcomes = _sync(old, [newcomer], victim)
+    assert not victim.alive and [outcome.error for outcome in outcomes] == [""] * 3
+    assert [peer.run(values, "own") for peer in (second, third, newcomer)] == [[20.0]] * 3
+    assert outcomes[2].info.updated == ("own",) and outcomes[2].info.rx_bytes >= BIG
+    _goes_on([second, third, newcomer])
 
 
 @OVER_BOTH

@@ -68,6 +68,16 @@ def test_a_lost_sources_share_and_what_it_owed_go_to_the_others() -> None:
     assert owed in taken and taken == set(bundles) and pool.take("a", 0.0) is None
 
 
+def test_a_source_is_asked_only_for_what_it_holds() -> None:
+    pieces = cut([10] * 6, [False] * 6, 10)
+    bundles = bundled(range(6), pieces, 10)
+    pool = Pool(bundles, ["a", "b"], pieces, lambda source, bundle: source == "a" or bundle[0] % 2 == 0)
+    taken = [pool.take("b", 0.0) for _ in range(4)]
+    assert taken[3] is None and {bundle[0] for bundle in taken[:3]} == {0, 2, 4}
+    pool.drop("a")
+    assert pool.take("b", 100.0) is None and len(pool.missing) == 6, "nobody is left who holds the others"
+
+
 @given(st.integers(0, 30), st.integers(1, 5), st.randoms())
 def test_everything_arrives_once_whatever_sources_do(count: int, number: int, chance: random.Random) -> None:
     sources = [f"s{each}" for each in range(number)]
