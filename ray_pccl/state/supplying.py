@@ -43,6 +43,7 @@ class Offer:
         self._keeps = keeps
         """Whether several receivers may ask for the same bundle."""
         self._files: dict[Bundle, int] = {}
+        self._making: dict[Bundle, threading.Lock] = {}
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._connections: set[socket.socket] = set()
@@ -96,19 +97,23 @@ class Offer:
 
     def _send_file(self, sock: socket.socket, bundle: Bundle, size: int, parts: Iterator[Bytes]) -> None:
         head = handover.HEAD.pack(handover.HERE, size)
-        kept = self._files.get(bundle)
-        if kept is not None:
-            socket.send_fds(sock, [head], [kept])
+        if self._keeps:
+            socket.send_fds(sock, [head], [self._kept_file(bundle, parts)])
             return
         fd = handover.sealed_file(parts)
         try:
             socket.send_fds(sock, [head], [fd])
-            if self._keeps:
-                with self._lock:
-                    fd = -1 if self._files.setdefault(bundle, fd) == fd else fd
         finally:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
+
+    def _kept_file(self, bundle: Bundle, parts: Iterator[Bytes]) -> int:
+        """Made by the first who asks; whoever asks meanwhile waits for it."""
+        with self._lock:
+            making = self._making.setdefault(bundle, threading.Lock())
+        with making:
+            if bundle not in self._files:
+                self._files[bundle] = handover.sealed_file(parts)
+            return self._files[bundle]
 
     def _part(self, piece: Piece) -> Bytes:
         return self._contents[piece.tensor][piece.start : piece.start + piece.length]

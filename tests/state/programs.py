@@ -134,3 +134,37 @@ def _digest() -> str:
     for info in _held["state"].infos:
         text.update(np.ascontiguousarray(info.load()))
     return text.hexdigest()
+
+
+def sync_and_change(comm: Communicator, step: int) -> Outcome:
+    """Synchronises, and changes everything as soon as that has returned."""
+    outcome = sync(comm, step=step)
+    _array("weights")[:] = 4
+    return outcome
+
+
+def sync_twice_at_once(comm: Communicator) -> str:
+    """What a second call says while the first one waits for the others."""
+    states = comm._operations().shared_states
+    with states._busy:
+        try:
+            comm.sync_shared_state(_held["state"])
+        except PCCLError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def misuse(comm: Communicator) -> list[str]:
+    """The errors of calls that make no sense."""
+    found = []
+    for state, strategy in (({"w": np.zeros(3)}, None), (_held["state"], "ENFORCE_POPULAR")):
+        try:
+            comm.sync_shared_state(state, strategy)
+        except PCCLError as error:
+            found.append(type(error).__name__)
+    _held["state"].revision = -3
+    try:
+        comm.sync_shared_state(_held["state"])
+    except PCCLError as error:
+        found.append(type(error).__name__)
+    return found

@@ -6,7 +6,7 @@ import numpy as np
 
 from ray_pccl.state.pieces import PIECE_BYTES
 from tests.state.conftest import OVER_BOTH, Crew, agree, all_failed, all_sync, give
-from tests.state.programs import MIB, Content, hold, sync, touch, value
+from tests.state.programs import MIB, Content, hold, misuse, sync, sync_and_change, sync_twice_at_once, touch, value
 
 SEND, RECEIVE, POPULAR = "SEND_ONLY", "RECEIVE_ONLY", "ENFORCE_POPULAR"
 
@@ -181,3 +181,32 @@ def test_a_group_of_one_and_a_state_of_nothing_agree_with_themselves(crew) -> No
     assert peer.run(sync).info.revision == 3
     assert peer.run(sync).error == "RevisionError"
     assert peer.run(sync, POPULAR, 1).info.revision == 4
+
+
+@OVER_BOTH
+def test_a_source_may_change_its_tensors_as_soon_as_its_call_has_returned(crew, transport) -> None:
+    group = crew(2)
+    digest, _ = give(group.peers, [Content(seed=1, nbytes=40 * MIB)] * 2)
+    agree(all_sync(group.peers))
+    (newcomer,) = group.admit()
+    newcomer.run(hold, Content(seed=2, nbytes=40 * MIB))
+    started = [peer.run_async(sync_and_change, 1) for peer in group.peers[:2]]
+    assert newcomer.run(sync).after == digest
+    assert [future.result(30).after for future in started] == [digest] * 2
+
+
+def test_who_never_comes_is_named_when_patience_ends_and_nothing_has_changed(crew) -> None:
+    peers = crew(2).peers
+    give(peers, [Content(seed=1), Content(seed=2)])
+    outcome = peers[0].run(sync, POPULAR, 0, 0.5)
+    all_failed([outcome], "OperationTimeoutError")
+    assert peers[1].peer_id in outcome.text
+    assert peers[1].run(sync).error == "OperationTimeoutError", "its call would have been the same one"
+    agree(all_sync(peers))
+
+
+def test_calls_that_make_no_sense_are_refused_at_once(crew) -> None:
+    (peer,) = crew(1).peers
+    peer.run(hold, Content())
+    assert "already" in peer.run(sync_twice_at_once)
+    assert peer.run(misuse) == ["UsageError"] * 3
