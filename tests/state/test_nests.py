@@ -72,8 +72,23 @@ def test_making_the_state_of_an_optimiser_changes_no_parameter_no_gradient_and_n
     assert [a.numpy().tobytes() for a in after] == [b.numpy().tobytes() for b in before]
     assert model[0].bias.grad.tolist() == [1.0] * 3 and model[0].weight.grad is None
     assert all(state["step"] == 0 for state in optimizer.state.values()) and optimizer.param_groups[0]["lr"] == 0.1
+    shrinking = _Shrinking(model.parameters(), {})
+    SharedState.from_state_dict(model, shrinking)
+    assert [a.detach().numpy().tobytes() for a in model.parameters()] == [b.numpy().tobytes() for b in before]
+    assert shrinking.state[model[0].bias]["step"] == 0
     with pytest.raises(UsageError, match="step once"):
         SharedState.from_state_dict(model, torch.optim.LBFGS(model.parameters()))
+
+
+class _Shrinking(torch.optim.Optimizer):
+    """One that changes parameters though there is neither a gradient nor a learning rate."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.mul_(0.5)
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
 
 
 def test_names_tell_where_a_tensor_is() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ray_pccl.ring import handover
+from ray_pccl.ring import fault_points, handover
 from ray_pccl.ring.dialing import Meeting
 from ray_pccl.state.hashing import digests_of
 from ray_pccl.state.pieces import PIECE_BYTES, cut
@@ -116,6 +116,31 @@ def test_nobody_reads_what_was_withdrawn() -> None:
         with pytest.raises((ConnectionError, AssertionError)):
             while True:
                 assert stuck.sock.recv(1 << 20)
+
+
+def test_withdrawing_waits_for_who_is_in_the_midst_of_reading() -> None:
+    supply, inside, goes_on = _supply(), threading.Event(), threading.Event()
+
+    def strike(name: str) -> None:
+        if name == "state_sending":
+            inside.set()
+            assert goes_on.wait(10)
+
+    fault_points.install(strike)
+    try:
+        meeting = _connection(supply.serve, local=True)
+        meeting.sock.sendall(REQUEST.pack(SYNC, 1) + INDEX.pack(0))
+        assert inside.wait(10)
+        withdrawal = threading.Thread(target=supply.withdraw, args=(SYNC,), daemon=True)
+        withdrawal.start()
+        withdrawal.join(0.2)
+        assert withdrawal.is_alive(), "the user would change what is being read"
+        goes_on.set()
+        withdrawal.join(10)
+        assert not withdrawal.is_alive()
+    finally:
+        fault_points.install(None)
+        goes_on.set()
 
 
 @pytest.mark.parametrize(
