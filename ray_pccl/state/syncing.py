@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,19 +28,17 @@ from ray_pccl.errors import (
     UsageError,
     WorldChangedError,
 )
-from ray_pccl.peer.requests import SHARED_STATE_TAG, Request
 from ray_pccl.ring import fault_points
-from ray_pccl.ring.header import Kind
-from ray_pccl.ring.tensors import as_input, as_output
-from ray_pccl.state import mismatch, supplying
+from ray_pccl.state import mismatch
 from ray_pccl.state.election import Election, Table, ahead_error, elect, judge
 from ray_pccl.state.hashing import digest_of, digests_of, summary
-from ray_pccl.state.pieces import Piece, cut
+from ray_pccl.state.pieces import cut
 from ray_pccl.state.pulling import Puller
+from ray_pccl.state.rounds import Rounds, Standing
 from ray_pccl.state.rows import DIGEST_BYTES, NOWHERE, Row, SharedStateSyncStrategy
 from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo, check_revision
 from ray_pccl.state.storing import store
-from ray_pccl.state.supplying import Offer, Supply
+from ray_pccl.state.supplying import Offer
 from ray_pccl.state.tensors import Bytes
 
 if TYPE_CHECKING:
@@ -56,88 +53,15 @@ MAX_ANEW = 8
 """How often members may be of two minds about the round they are in: when peers are admitted amid a sync."""
 
 
-@dataclass(slots=True)
-class Standing:
-    """What a member remembers of the group's syncs."""
-
-    known: int | None = None
-    since: int = 0
-
-    def note(self, revision: int) -> None:
-        """A sync has committed."""
-        if self.known is None:
-            self.since = revision
-        self.known = revision
-
-
-class SharedStates:
-    """The syncs of one membership."""
-
-    def __init__(self, operations: Operations, plane: DataPlane, peer_id: str) -> None:
-        self._operations = operations
-        self._plane = plane
-        self._peer_id = peer_id
-        self._busy = threading.Lock()
-        self.standing = Standing()
-        self.supply = Supply()
-        plane.offer(supplying.SERVICE, self.supply.serve)
-
-    def sync(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None) -> SharedStateSyncInfo:
-        """See `Communicator.sync_shared_state`."""
-        if not isinstance(state, SharedState):
-            raise UsageError(f"a SharedState is due, not {type(state).__name__}: make one of your tensors")
-        if not isinstance(strategy, SharedStateSyncStrategy):
-            raise UsageError(f"strategy is a SharedStateSyncStrategy, not {strategy!r}")
-        check_revision(state.revision)
-        if not self._busy.acquire(blocking=False):
-            raise UsageError("the shared state of this group is being synchronised already: wait for that call")
-        try:
-            return Sync(self, state, strategy, timeout).run()
-        finally:
-            self._busy.release()
-
-    def gather(self, mine: bytes, timeout: float | None) -> dict[str, bytes]:
-        """Everyone's bytes, by rank; as many on all members."""
-        world = len(self._operations.members)
-        sent = np.frombuffer(mine, np.uint8)
-        theirs = np.empty(world * len(mine), np.uint8)
-        request = Request(
-            Kind.ALL_GATHER, as_input(sent), as_output(theirs), tag=SHARED_STATE_TAG, reserved=True, signature=1
-        )
-        info = self._operations.run(request, timeout)
-        rows = theirs.reshape(len(info.contributors), len(mine))
-        return {peer: row.tobytes() for peer, row in zip(info.contributors, rows, strict=True)}
-
-    def refuse(self, failure: Failure, timeout: float | None) -> None:
-        """Fails the round that the others are in, or come to, with this error on everyone."""
-        refusal = Request(Kind.BARRIER, None, None, tag=SHARED_STATE_TAG, reserved=True, refusal=failure)
-        self._operations.run(refusal, timeout)
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Who is in the group now."""
-        return self._operations.members
-
-    @property
-    def patience_s(self) -> float:
-        """How long to wait if nothing else was said."""
-        return self._operations.patience_s
-
-    def puller(self, sync: bytes, pieces: Sequence[Piece], wanted: Bytes) -> Puller:
-        """Pulls from members' supplies."""
-        plane = self._plane
-        return Puller(sync, pieces, wanted, lambda peer, patience: plane.call_on(supplying.SERVICE, peer, patience))
-
-
 class Sync:
     """One call."""
 
     def __init__(
-        self, group: SharedStates, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None
+        self, group: Rounds, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None
     ) -> None:
         self._group = group
         self._state = state
-        self._me = group._peer_id
+        self._me = group.peer_id
         self._timeout = timeout
         self._patience_s = group.patience_s if timeout is None else timeout
         infos = state.infos
@@ -357,3 +281,25 @@ class Sync:
             if received >= LARGE_BYTES:  # giving so much back to the kernel takes as long as copying it
                 threading.Thread(target=puller.arrived.clear, name="ray_pccl-free", daemon=True).start()
         return SharedStateSyncInfo(sent, received, election.revision, updated)
+
+
+class SharedStates(Rounds):
+    """The syncs of one membership, one at a time."""
+
+    def __init__(self, operations: Operations, plane: DataPlane, peer_id: str) -> None:
+        super().__init__(operations, plane, peer_id)
+        self._busy = threading.Lock()
+
+    def sync(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None) -> SharedStateSyncInfo:
+        """See `Communicator.sync_shared_state`."""
+        if not isinstance(state, SharedState):
+            raise UsageError(f"a SharedState is due, not {type(state).__name__}: make one of your tensors")
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise UsageError(f"strategy is a SharedStateSyncStrategy, not {strategy!r}")
+        check_revision(state.revision)
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("the shared state of this group is being synchronised already: wait for that call")
+        try:
+            return Sync(self, state, strategy, timeout).run()
+        finally:
+            self._busy.release()
