@@ -6,6 +6,7 @@ short any more, not by its maker either: who has verified its contents can rely 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -24,6 +25,12 @@ HEAD = struct.Struct("<Bq")
 MISSING, HERE, FOLLOWS = range(3)
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SHRINK, _SEAL_GROW, _SEAL_WRITE = 0x2, 0x4, 0x8
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap = _libc.mmap, _libc.munmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
 _SEALS = _SEAL_SHRINK | _SEAL_GROW | _SEAL_WRITE
 
 
@@ -48,7 +55,36 @@ def map_sealed(fd: int, size: int) -> Bytes:
     """The bytes of another's sealed file, to read. `ProtocolError` if it is not sealed, or of another size."""
     if os.fstat(fd).st_size != size or fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS:
         raise ProtocolError("a memory file that is not sealed, or of another size than was announced")
-    return np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ), dtype=np.uint8)
+    try:
+        return np.asarray(_Mapping(fd, size))
+    except OSError:  # a process may have only so many mappings
+        memory = np.empty(size, np.uint8)
+        at = 0
+        while at < size:
+            at += os.preadv(fd, [memory.data[at:]], at)
+        return memory
+
+
+class _Mapping:
+    """Memory of a file, to read, until the last array over it is gone.
+
+    Python's own mapping would keep a descriptor open for each, of which a process has about a thousand.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._address = 0
+        address = _mmap(None, size, mmap.PROT_READ, flags, fd, 0)
+        if address in (None, _FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address, self._size = address, size
+        is_read_only = True
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, is_read_only)}
+
+    def __del__(self) -> None:
+        if self._address:
+            _munmap(self._address, self._size)
 
 
 def receive_head(meeting: dialing.Meeting) -> tuple[int, int, list[int]]:

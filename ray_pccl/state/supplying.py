@@ -30,6 +30,8 @@ REQUEST = struct.Struct(f"<{DIGEST_BYTES}sI")
 INDEX = struct.Struct("<I")
 READY_PATIENCE_S = 5.0
 """How long a receiver may be ahead of this member: it knows the result of the election a moment earlier."""
+KEPT_FILES = 64
+"""Receivers come for the same bundles at about the same time; a process has about a thousand descriptors."""
 IDLE_S = 60.0
 """A connection on which nothing moves for this long is dropped."""
 
@@ -97,23 +99,26 @@ class Offer:
 
     def _send_file(self, sock: socket.socket, bundle: Bundle, size: int, parts: Iterator[Bytes]) -> None:
         head = handover.HEAD.pack(handover.HERE, size)
-        if self._keeps:
-            socket.send_fds(sock, [head], [self._kept_file(bundle, parts)])
-            return
-        fd = handover.sealed_file(parts)
+        fd = self._kept_file(bundle, parts) if self._keeps else handover.sealed_file(parts)
         try:
             socket.send_fds(sock, [head], [fd])
         finally:
             os.close(fd)
 
     def _kept_file(self, bundle: Bundle, parts: Iterator[Bytes]) -> int:
-        """Made by the first who asks; whoever asks meanwhile waits for it."""
+        """A descriptor for the caller to close. Made by the first who asks; whoever asks meanwhile waits for it."""
         with self._lock:
             making = self._making.setdefault(bundle, threading.Lock())
         with making:
-            if bundle not in self._files:
-                self._files[bundle] = handover.sealed_file(parts)
-            return self._files[bundle]
+            with self._lock:
+                if bundle in self._files:
+                    return os.dup(self._files[bundle])
+            fd = handover.sealed_file(parts)
+            with self._lock:
+                self._files[bundle] = os.dup(fd)
+                if len(self._files) > KEPT_FILES:
+                    os.close(self._files.pop(next(iter(self._files))))
+            return fd
 
     def _part(self, piece: Piece) -> Bytes:
         return self._contents[piece.tensor][piece.start : piece.start + piece.length]

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,34 @@ def test_a_sealed_file_holds_its_parts_and_nobody_can_change_it(sealed: int) -> 
         mmap.mmap(sealed, 5010)
     with pytest.raises(ValueError, match="read-only"):
         memory[0] = 1
+
+
+def test_memory_outlives_its_descriptor_and_takes_none() -> None:
+    before = _open_files()
+    memories = []
+    for number in range(50):
+        fd = handover.sealed_file([np.full(10, number, np.uint8)])
+        memories.append(handover.map_sealed(fd, 10)[2:])
+        os.close(fd)
+    assert _open_files() == before
+    assert [memory.tolist() for memory in memories] == [[number] * 8 for number in range(50)]
+    held = _mapped_files()
+    assert held >= 50
+    memories.clear()
+    assert _mapped_files() <= held - 50, "it goes with the last array over it"
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _mapped_files() -> int:
+    return Path("/proc/self/maps").read_text().count("ray_pccl-handover")
+
+
+def test_where_nothing_can_be_mapped_any_more_it_is_read(sealed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_mmap", lambda *_: handover._FAILED)
+    assert handover.map_sealed(sealed, 5010).tobytes() == b"".join(part.tobytes() for part in PARTS)
 
 
 def test_a_file_of_another_size_or_without_seals_is_refused(sealed: int) -> None:

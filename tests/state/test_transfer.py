@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ray_pccl.ring import fault_points, handover
 from ray_pccl.ring.dialing import Meeting
+from ray_pccl.state import supplying
 from ray_pccl.state.hashing import digests_of
 from ray_pccl.state.pieces import PIECE_BYTES, cut
 from ray_pccl.state.pulling import Puller
@@ -37,6 +39,10 @@ def _connection(serve: Callable[[Meeting], None], *, local: bool) -> Meeting:
 
     threading.Thread(target=run, daemon=True).start()
     return Meeting(ours, "source", [], local)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _supply(contents=CONTENTS) -> Supply:
@@ -172,3 +178,16 @@ def test_several_receivers_get_the_same_memory() -> None:
             os.close(fds[0])
     assert len(inodes) == 1
     supply.withdraw(SYNC)
+
+
+def test_a_source_keeps_only_so_many_files_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supplying, "KEPT_FILES", 1)
+    supply = _supply()
+    before = _open_files()
+    puller = _pull({"a": supply.serve}, local=True)
+    eventually(lambda: puller.wait(0.1), 10, "everything has arrived")
+    puller.stop()
+    assert _whole(puller)
+    eventually(lambda: _open_files() <= before + 1, 10, "but one are closed")
+    supply.withdraw(SYNC)
+    assert _open_files() <= before
