@@ -158,7 +158,10 @@ class SharedStateMismatchError(SharedStateError):
 
 
 class NoUpToDatePeerError(SharedStateError):
-    """Nobody is left who holds the content that was elected. Raised on all; the next sync is a first one again."""
+    """Nobody holds, or is left who held, what the others are to receive. Raised on all of them.
+
+    After the loss of all who held it the next sync is a first one again.
+    """
 
 
 class StoreError(PCCLError):

@@ -49,8 +49,8 @@ class Puller:
         self._changed = threading.Condition()
         self._threads: dict[str, threading.Thread] = {}
         self._meetings: dict[str, Meeting] = {}
-        self._untrue: set[str] = set()
-        """Sources that sent something else than was announced."""
+        self._untrue: dict[str, int] = {}
+        """Sources that sent something else than was announced, and which piece."""
         self._over = False
         self.arrived: dict[int, Bytes] = {}
         """The verified pieces."""
@@ -105,11 +105,16 @@ class Puller:
     def drop(self, source: str) -> None:
         """A source is lost: the others take over."""
         with self._changed:
-            self._pool.drop(source)
+            self._leave_out(source)
             meeting = self._meetings.get(source)
             if meeting is not None:
                 _shut(meeting)
             self._changed.notify_all()
+
+    def _leave_out(self, source: str) -> None:
+        self._pool.drop(source)
+        if self._untrue and not self._pool.sources:
+            self.spoilt = next(iter(self._untrue.values()))
 
     def wait(self, timeout_s: float) -> bool:
         """Whether everything is there, at the latest after so many seconds."""
@@ -233,10 +238,8 @@ class Puller:
         with self._changed:
             if wrong and pool is self._pool:
                 log.error("peer %s sent piece %d of the shared state otherwise than announced", source, wrong[0])
-                self._pool.drop(source)
-                self._untrue.add(source)
-                if not self._pool.sources:
-                    self.spoilt = wrong[0]
+                self._untrue[source] = wrong[0]
+                self._leave_out(source)
             elif not wrong and pool.arrived(bundle, source, time.monotonic()) and pool is self._pool:
                 self.arrived.update(parts)
                 self.rx_bytes += len(data)

@@ -136,7 +136,11 @@ class Sync:
 
     def _gather(self, mine: bytes) -> dict[str, bytes]:
         self._in_round = True
-        gathered = self._group.gather(mine, self._timeout)
+        try:
+            gathered = self._group.gather(mine, self._timeout)
+        except PCCLError:
+            self._in_round = False
+            raise
         self._in_round = False
         return gathered
 
@@ -218,10 +222,10 @@ class Sync:
         if puller is None or election is None:
             return
         living = [source for source in election.sources if source in table]
-        if puller.missing and set(puller.sources) - set(living):
-            for source in set(puller.sources) - set(living):
-                puller.drop(source)
-        if living and not np.array_equal(puller.wanted, self._everyones[living[0]]):
+        for source in set(puller.sources) - set(living):
+            puller.drop(source)
+        is_new = self._me in election.newcomers
+        if is_new and living and not np.array_equal(puller.wanted, self._everyones[living[0]]):
             wanted, needed = self._needs(living)  # what may differ now comes from another
             puller.want(needed, wanted, self._held_by(living))
 

@@ -36,7 +36,7 @@ class Crew:
         self.peers = sorted(group, key=lambda peer: peer.rank)
 
     def admit(self, count: int = 1) -> list[PeerProcess]:
-        """Lets newcomers in: all members vote."""
+        """Lets newcomers in: all members vote. By rank, which need not be the order in which they came."""
         members = [peer for peer in self.peers if peer.alive]
         added = self._group.add(count)
         eventually(lambda: members[0].call("num_waiting") == count, PATIENCE_S, "the newcomers wait")
@@ -44,6 +44,7 @@ class Crew:
             vote.result(PATIENCE_S)
         for peer in added:
             peer.joined.result(PATIENCE_S)
+        added.sort(key=lambda peer: peer.rank)
         self.peers += added
         return added
 

@@ -89,6 +89,18 @@ def test_a_source_that_lies_is_left_out_and_the_last_one_that_does_is_told_of(lo
         puller.stop()
 
 
+def test_a_liar_that_is_the_last_one_left_is_told_of() -> None:
+    false = [content ^ 1 for content in CONTENTS]
+    gone = threading.Event()
+    puller = _pull({"liar": _supply(false).serve, "slow": lambda meeting: gone.wait(10) and None}, local=True)
+    eventually(lambda: puller.sources == ("slow",), 10, "the liar is left out")
+    assert puller.spoilt == -1, "there is another one to ask"
+    puller.drop("slow")
+    gone.set()
+    assert puller.spoilt >= 0 and not puller.sources
+    puller.stop()
+
+
 def _garbage(meeting: Meeting) -> None:
     meeting.sock.recv(100)
     meeting.sock.sendall(handover.HEAD.pack(handover.FOLLOWS, 1 << 60))
