@@ -44,6 +44,7 @@ format: $(READY)  ## Let ruff format everything.
 bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers, orders of a ring.
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/shaped_links.py
+	$(BIN)/python benchmarks/shared_state.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/master_load.py

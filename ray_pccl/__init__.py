@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         NoRingError,
         NotAMemberError,
         NotConnectedError,
+        NoUpToDatePeerError,
         OperationTimeoutError,
         PCCLError,
         PeerEvictedError,
@@ -58,7 +59,10 @@ if TYPE_CHECKING:
         RendezvousClosedError,
         RendezvousError,
         RendezvousTimeoutError,
+        RevisionError,
         SettingsError,
+        SharedStateError,
+        SharedStateMismatchError,
         StoreError,
         StoreTimeoutError,
         TooFewPeersError,
@@ -70,6 +74,9 @@ if TYPE_CHECKING:
     from ray_pccl.peer.store import Store
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
+    from ray_pccl.state.rows import SharedStateSyncStrategy
+    from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo
+    from ray_pccl.state.tensors import TensorInfo
     from ray_pccl.topology.plot import plot_topology
     from ray_pccl.topology.progress import TopologyProgress
     from ray_pccl.topology.types import Topology
@@ -98,6 +105,7 @@ __all__ = [
     "MembershipChange",
     "MembershipEvent",
     "NoRingError",
+    "NoUpToDatePeerError",
     "NotAMemberError",
     "NotConnectedError",
     "OperationTimeoutError",
@@ -117,13 +125,20 @@ __all__ = [
     "RendezvousClosedError",
     "RendezvousError",
     "RendezvousTimeoutError",
+    "RevisionError",
     "Settings",
     "SettingsError",
+    "SharedState",
+    "SharedStateError",
+    "SharedStateMismatchError",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
     "Status",
     "Store",
     "StoreError",
     "StoreStats",
     "StoreTimeoutError",
+    "TensorInfo",
     "TooFewPeersError",
     "Topology",
     "TopologyProgress",
@@ -170,9 +185,13 @@ _HOME_OF = {
     "ReduceOpDescriptor": "descriptors",
     "ReduceOperandDescriptor": "descriptors",
     "Settings": "settings",
+    "SharedState": "state.sharing",
+    "SharedStateSyncInfo": "state.sharing",
+    "SharedStateSyncStrategy": "state.rows",
     "Status": "peer.handles",
     "Store": "peer.store",
     "StoreStats": "driver.objects",
+    "TensorInfo": "state.tensors",
     "Topology": "topology.types",
     "TopologyProgress": "topology.progress",
     "allgather_refs": "driver.calls",

@@ -147,6 +147,34 @@ class InputFailedError(PCCLError):
     actor: str
 
 
+class SharedStateError(PCCLError):
+    """A sync of the shared state failed. Every member's state is what it was; the group goes on."""
+
+
+class RevisionError(SharedStateError):
+    """A revision other than the one that is due. ``expected`` is that one, ``offered`` what each peer came with."""
+
+    expected: int
+    offered: dict[str, int]
+
+
+class SharedStateMismatchError(SharedStateError):
+    """Members hold different tensors, or their strategies contradict one another. Raised on all of them.
+
+    ``tensor`` names the first tensor in which they differ (empty for strategies), ``peers`` who is concerned.
+    """
+
+    tensor: str
+    peers: tuple[str, ...]
+
+
+class NoUpToDatePeerError(SharedStateError):
+    """Nobody holds, or is left who held, what the others are to receive. Raised on all of them.
+
+    After the loss of all who held it the next sync is a first one again.
+    """
+
+
 class StoreError(PCCLError):
     """The group's key-value store refused a request, such as ``add`` on a value that is no number."""
 

@@ -15,6 +15,7 @@ import ray_pccl
 import ray_pccl.control
 import ray_pccl.peer
 import ray_pccl.ring
+import ray_pccl.state
 import ray_pccl.topology
 
 HEAVY = ["ray", "numpy", "torch", "cupy"]
@@ -54,6 +55,12 @@ def test_the_data_plane_imports_neither_ray_nor_torch() -> None:
     ring = [f"ray_pccl.ring.{module.name}" for module in pkgutil.iter_modules(ray_pccl.ring.__path__)]
     assert len(ring) > 10
     assert _heavy(_loaded_by("".join(f"import {name}\n" for name in [*ring, *sorted(WITH_NUMPY)]))) == ["numpy"]
+
+
+def test_the_shared_state_imports_neither_ray_nor_torch() -> None:
+    state = [f"ray_pccl.state.{module.name}" for module in pkgutil.iter_modules(ray_pccl.state.__path__)]
+    assert len(state) > 8
+    assert _heavy(_loaded_by("".join(f"import {name}\n" for name in state))) == ["numpy"]
 
 
 def test_the_topology_imports_neither_ray_nor_torch_nor_matplotlib() -> None:

@@ -12,7 +12,6 @@ import logging
 import mmap
 import os
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,14 +19,12 @@ import numpy as np
 
 from ray_pccl.driver.desk import Contact, local_desk
 from ray_pccl.driver.tensors import Bytes, Form, bytes_of, form_of
-from ray_pccl.ring import dialing
+from ray_pccl.ring import dialing, handover
 
 log = logging.getLogger("ray_pccl.objects")
 
 SERVICE = "fetch"
 PATIENCE_S = 30.0
-_HEAD = struct.Struct("<Bq")
-_MISSING, _HERE, _FOLLOWS = range(3)
 
 
 def serve(find: Callable[[str], list[Any]]) -> None:
@@ -50,12 +47,12 @@ def _send(meeting: dialing.Meeting, name: str, find: Callable[[str], list[Any]])
     try:
         tensors = find(name)
     except KeyError:
-        meeting.sock.sendall(_HEAD.pack(_MISSING, 0))
+        meeting.sock.sendall(handover.HEAD.pack(handover.MISSING, 0))
         return
     forms = [form_of(tensor) for tensor in tensors]
     size = sum(form.room for form in forms)
     if not meeting.local or not size:
-        meeting.sock.sendall(_HEAD.pack(_FOLLOWS, size))
+        meeting.sock.sendall(handover.HEAD.pack(handover.FOLLOWS, size))
         for form, tensor in zip(forms, tensors, strict=True):
             meeting.sock.sendall(bytes_of(tensor).data)
             meeting.sock.sendall(bytes(form.room - form.nbytes))
@@ -68,7 +65,7 @@ def _send(meeting: dialing.Meeting, name: str, find: Callable[[str], list[Any]])
         for form, tensor in zip(forms, tensors, strict=True):
             np.copyto(memory[start : start + form.nbytes], bytes_of(tensor))
             start += form.room
-        socket.send_fds(meeting.sock, [_HEAD.pack(_HERE, size)], [fd])
+        socket.send_fds(meeting.sock, [handover.HEAD.pack(handover.HERE, size)], [fd])
     finally:
         os.close(fd)
 
@@ -87,29 +84,18 @@ def fetch(holder: Contact, name: str, forms: Sequence[Form]) -> list[Any]:
 
 
 def _receive(meeting: dialing.Meeting, due: int) -> Bytes:
-    head, fds, _, _ = socket.recv_fds(meeting.sock, _HEAD.size, 1) if meeting.local else (b"", [], 0, 0)
+    what, size, fds = handover.receive_head(meeting)
     try:
-        while len(head) < _HEAD.size:
-            more = meeting.sock.recv(_HEAD.size - len(head))
-            if not more:
-                raise ConnectionError("its process has ended")
-            head += more
-        what, size = _HEAD.unpack(head)
-        if what == _MISSING:
+        if what == handover.MISSING:
             raise ConnectionError("its process holds it no more")
         if size != due:
             raise ConnectionError(f"its process has {size} bytes, where {due} were announced")
-        if what == _HERE:
+        if what == handover.HERE:
             if not fds or os.fstat(fds[0]).st_size != size:
                 raise ConnectionError("its memory did not come along")
             return _mapped(fds[0], size)
         memory = np.empty(size, np.uint8)
-        view = memory.data
-        while view:
-            count = meeting.sock.recv_into(view)
-            if not count:
-                raise ConnectionError("its process has ended")
-            view = view[count:]
+        handover.receive_into(meeting.sock, memory)
         return memory
     finally:
         dialing.close_all(fds)

@@ -29,6 +29,8 @@ from ray_pccl.types import Attribute, MembershipEvent
 
 if TYPE_CHECKING:
     from ray_pccl.peer.operations import Operations
+    from ray_pccl.state.rows import SharedStateSyncStrategy
+    from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo
     from ray_pccl.topology.progress import TopologyProgress
     from ray_pccl.topology.types import Topology
 
@@ -308,6 +310,39 @@ class Communicator(Collectives):
         view = self._view()
         if len(view.members) < view.min_world_size:
             self._vote(VoteKind.AWAIT_MINIMUM, self._settings.join_timeout_s if timeout is None else timeout)
+
+    def sync_shared_state(
+        self,
+        state: SharedState,
+        strategy: SharedStateSyncStrategy | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> SharedStateSyncInfo:
+        """Brings all members to the same content and revision of their shared state; all of them call it.
+
+        Without a `strategy` it is ENFORCE_POPULAR: the content that most members hold wins, of those that offer the
+        due revision and took part in the last sync, so never a newcomer's; of contents that as many hold, that of the
+        member who has taken part for longest, then of the lowest rank. Only pieces that differ move, from all members
+        that hold them; they are verified, and written into the tensors in place only when everyone has everything. If
+        it raises, the state is what it was. It belongs to the call until that returns.
+
+        The revision is one more than the last one, on at least one member that took part; the first sync of a group
+        begins anywhere, with the highest that is offered. Who is behind is brought up. A death does not end it.
+
+        Raises:
+            RevisionError: Only here, if this peer's revision is ahead of the group's, which has gone on without it; on
+                all, if nobody offers the revision that is due.
+            SharedStateMismatchError: On all: members hold other tensors (names, types, shapes, flags), or their
+                strategies contradict one another.
+            NoUpToDatePeerError: On all: the last member died that held what others lack. The next sync is a first one.
+            OperationTimeoutError: Not all members came within `timeout` seconds (``op_timeout_s`` if not given), or for
+                as long nothing arrived any more.
+            TooFewPeersError, PeerEvictedError, MasterUnreachableError, UsageError: As for all collectives.
+        """
+        from ray_pccl.state.rows import SharedStateSyncStrategy
+
+        chosen = SharedStateSyncStrategy.ENFORCE_POPULAR if strategy is None else strategy
+        return self._operations().shared_states.sync(state, chosen, timeout)
 
     # --------------------------------------------------------------------------------------- calls for one alone
 

@@ -32,6 +32,7 @@ from ray_pccl.ring.shared import Host, SharedAttempt, slots
 from ray_pccl.ring.task import Attempt, Epoch, RefusedError
 from ray_pccl.ring.tensors import as_input, as_output
 from ray_pccl.settings import check_timeout
+from ray_pccl.state.syncing import SharedStates
 
 _LOOK_S = 0.05
 _RETRY_S = 0.0005
@@ -53,10 +54,21 @@ class Operations:
         self._awaiting = threading.Lock()
         self.entered = 0
         """How many operations were begun."""
+        self.shared_states = SharedStates(self, plane, self._membership.identity.peer_id)
 
     def close(self) -> None:
         """Ends the threads, once their operations have failed."""
         self._workers.close()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who is in the present epoch, by rank."""
+        return tuple(member.peer_id for member in self._membership.view.members)
+
+    @property
+    def patience_s(self) -> float:
+        """How long members may be in different calls, unless a call says otherwise."""
+        return self._membership.settings.op_timeout_s
 
     # ------------------------------------------------------------------------------------------------- requests
 

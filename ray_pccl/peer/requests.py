@@ -28,6 +28,8 @@ _NEEDS_SEND = (Kind.REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_AL
 _NEEDS_RECV = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.SCATTER)
 _ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
 _PLAIN = QuantizationOptions()
+FIRST_RESERVED_TAG = TAG_MASK - 16
+SHARED_STATE_TAG = FIRST_RESERVED_TAG
 _KEPT_RECIPES = 1024
 _recipes: dict[tuple[Any, ...], tuple[Recipe, QuantizationOptions]] = {}
 """Those of the last calls: most programs make the same ones again and again."""
@@ -37,7 +39,8 @@ class Request:
     """What the user asked for. It outlives epochs: the root is a peer, resolved once (R9).
 
     With a `refusal` it fails on every member, for this peer has nothing to take part with. With a `root_label` the root
-    is the member whose id begins with it; if there is none any more, everyone gets `PeerLostError`.
+    is the member whose id begins with it; if there is none any more, everyone gets `PeerLostError`. Only the
+    library's own requests have a `reserved` tag.
     """
 
     def __init__(
@@ -57,11 +60,12 @@ class Request:
         signature: int = 0,
         refusal: Failure | None = None,
         floor: int = 0,
+        reserved: bool = False,
     ) -> None:
         self.kind = kind
         self.send = send
         self.recv = recv
-        self.tag = check_tag(tag)
+        self.tag = tag if reserved else check_tag(tag)
         self.retry = retry and not kind.follows_world
         self._op = op
         self._root = root
@@ -226,7 +230,7 @@ class Request:
 
 
 def check_tag(tag: int) -> int:
-    """A tag is a number that fits the board."""
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < TAG_MASK:
-        raise UsageError(f"a tag is a whole number from 0 to {TAG_MASK - 1}, not {tag!r}")
+    """A tag is a number that fits the board, below those that the library keeps for itself."""
+    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < FIRST_RESERVED_TAG:
+        raise UsageError(f"a tag is a whole number from 0 to {FIRST_RESERVED_TAG - 1}, not {tag!r}")
     return tag

@@ -16,15 +16,11 @@ from dataclasses import dataclass
 
 from ray_pccl.control.handshake import ANSWER_BYTES, CHALLENGE_BYTES, DIGEST_BYTES, ClientSide, MasterSide
 from ray_pccl.errors import ProtocolError, SettingsError
-from ray_pccl.topology.probing import UnreachableError
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Long, since the other side may be importing something large, which holds its interpreter."""
 CONNECT_TIMEOUT_S = 2.0
-PROBE_HANDSHAKE_TIMEOUT_S = 3.0
 MAX_ID_BYTES = 512
-_PROBE = 0x8000
-"""Set in the length of an introduction: the connection is there to be measured, and is no link."""
 FDS = 3
 """What goes across with an introduction on one host: segment, bell, arena."""
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -88,7 +84,6 @@ class Meeting:
     fds: list[int]
     """The other's memory, if both sides showed theirs."""
     local: bool
-    is_probe: bool = False
 
 
 def listen(name: str, host: str) -> tuple[list[socket.socket], Address]:
@@ -109,41 +104,41 @@ def listen(name: str, host: str) -> tuple[list[socket.socket], Address]:
     return [local, remote], address
 
 
+def connect(address: Address, transport: str) -> tuple[socket.socket, bool]:
+    """A connection, over which nothing was said yet, and whether it is one within this host. Raises `OSError`."""
+    if transport != "tcp":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(CONNECT_TIMEOUT_S)
+            sock.connect(address.unix)
+            return sock, True
+        except OSError:
+            sock.close()
+    return socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S), False
+
+
 def dial(address: Address, transport: str, key: bytes, peer_id: str, fds: list[int]) -> Meeting:
     """Connects to a peer. Raises `OSError`, `ProtocolError`, `AuthenticationError`."""
-    sock, local = _connect(address, transport)
+    sock, local = connect(address, transport)
+    return greet(sock, key, peer_id, fds if local else [])
+
+
+def greet(
+    sock: socket.socket, key: bytes, peer_id: str, fds: list[int], timeout_s: float = HANDSHAKE_TIMEOUT_S
+) -> Meeting:
+    """Proves the key to the other end of a new connection, and hears who that is. Closes the socket if it raises."""
+    local = sock.family == socket.AF_UNIX
     try:
-        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        sock.settimeout(timeout_s)
         side = ClientSide(key)
         sock.sendall(side.answer(_exactly(sock, CHALLENGE_BYTES)))
         side.verify(_exactly(sock, DIGEST_BYTES))
-        _introduce(sock, peer_id, fds if local else [])
-        other, theirs, _ = _hear(sock, local=local)
+        _introduce(sock, peer_id, fds)
+        other, theirs = _hear(sock, local=local)
     except BaseException:
         sock.close()
         raise
     return Meeting(_tuned(sock, local=local), other, theirs, local)
-
-
-def dial_probe(address: Address, key: bytes, peer_id: str, other: str) -> socket.socket:
-    """Connects to a peer to measure the way. Raises `UnreachableError`, or what `dial` raises once it is connected."""
-    try:
-        sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
-    except OSError as error:
-        raise UnreachableError(f"{address} can't be reached: {error}") from error
-    try:
-        sock.settimeout(PROBE_HANDSHAKE_TIMEOUT_S)
-        side = ClientSide(key)
-        sock.sendall(side.answer(_exactly(sock, CHALLENGE_BYTES)))
-        side.verify(_exactly(sock, DIGEST_BYTES))
-        _introduce(sock, peer_id, [], _PROBE)
-        found, _, _ = _hear(sock, local=False)
-        if found != other:
-            raise ProtocolError(f"peer {found} answers where peer {other} was to be measured")
-    except BaseException:
-        sock.close()
-        raise
-    return _tuned(sock, local=False)
 
 
 def accept(sock: socket.socket, key: bytes, peer_id: str, fds: list[int]) -> Meeting:
@@ -156,37 +151,24 @@ def accept(sock: socket.socket, key: bytes, peer_id: str, fds: list[int]) -> Mee
         side = MasterSide(key)
         sock.sendall(side.challenge)
         sock.sendall(side.accept(_exactly(sock, ANSWER_BYTES)))
-        other, theirs, is_probe = _hear(sock, local=local)
+        other, theirs = _hear(sock, local=local)
         _introduce(sock, peer_id, fds if theirs else [])
     except BaseException:
         sock.close()
         raise
-    return Meeting(_tuned(sock, local=local), other, theirs, local, is_probe)
+    return Meeting(_tuned(sock, local=local), other, theirs, local)
 
 
-def _connect(address: Address, transport: str) -> tuple[socket.socket, bool]:
-    if transport != "tcp":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(CONNECT_TIMEOUT_S)
-            sock.connect(address.unix)
-            return sock, True
-        except OSError:
-            sock.close()
-    return socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S), False
-
-
-def _introduce(sock: socket.socket, peer_id: str, fds: list[int], flag: int = 0) -> None:
+def _introduce(sock: socket.socket, peer_id: str, fds: list[int]) -> None:
     name = peer_id.encode()
-    hello = _LENGTH.pack(len(name) | flag) + name
+    hello = _LENGTH.pack(len(name)) + name
     if fds:
         socket.send_fds(sock, [hello], fds)
     else:
         sock.sendall(hello)
 
 
-def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int], bool]:
-    """Who the other is, the memory it shows, and whether it is here to measure."""
+def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int]]:
     fds: list[int] = []
     try:
         if local:
@@ -195,11 +177,10 @@ def _hear(sock: socket.socket, *, local: bool) -> tuple[str, list[int], bool]:
             data = sock.recv(1)
         if not data:
             raise ConnectionError("the peer closed the connection")
-        (flagged,) = _LENGTH.unpack(data + _exactly(sock, _LENGTH.size - 1))
-        length = flagged & ~_PROBE
+        (length,) = _LENGTH.unpack(data + _exactly(sock, _LENGTH.size - 1))
         if not 0 < length <= MAX_ID_BYTES:
             raise ProtocolError(f"a peer id of {length} bytes")
-        return _exactly(sock, length).decode(), fds, flagged != length
+        return _exactly(sock, length).decode(), fds
     except BaseException as error:
         close_all(fds)
         if isinstance(error, UnicodeDecodeError):

@@ -21,6 +21,9 @@ NAMES = (
     "probing",
     "probed",
 )
+"""Those of every collective."""
+STATE_NAMES = ("state_round", "state_sending", "state_arrived", "state_committing")
+"""Those of a sync of the shared state."""
 _strike: Callable[[str], None] | None = None
 
 

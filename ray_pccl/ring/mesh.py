@@ -20,13 +20,17 @@ from ray_pccl.ring import dialing
 from ray_pccl.ring.dialing import Address, Meeting
 from ray_pccl.ring.link import Handler, Link
 from ray_pccl.topology import probing
-from ray_pccl.topology.probing import Direction, Plan
+from ray_pccl.topology.probing import Direction, Plan, UnreachableError
 
 log = logging.getLogger("ray_pccl.ring")
 
 TICK_S = 0.05
 MAX_HANDSHAKES = 64
 REDIAL_S = 0.05
+_SERVICE = "\x1f"
+"""What the name of who connects begins with if it wants no link, but a service; no peer's id does."""
+_PROBE = "probe"
+PROBE_HANDSHAKE_TIMEOUT_S = 3.0
 
 
 class Owner(Handler, Protocol):
@@ -66,6 +70,8 @@ class Mesh:
         self._dialling: set[str] = set()
         self._closed = False
         self._over = False
+        self.services: dict[str, Callable[[Meeting], None]] = {_PROBE: self._serve_probe}
+        """Who takes over connections that are no links, each in a thread of its own: see `call_on`."""
         self._dirty: set[Link] = set()
         for sock in (self._woken, self._waker, *self._listeners):
             sock.setblocking(False)
@@ -133,10 +139,7 @@ class Mesh:
 
     def probe(self, address: str, peer_id: str, plan: Plan) -> dict[Direction, float | None]:
         """Measures the way to a peer. Blocks for as long as that takes: some seconds at most."""
-        parsed = Address.parse(address)
-        return probing.measure(
-            lambda: dialing.dial_probe(parsed, self._key, self._peer_id, peer_id), plan, lambda: self._closed
-        )
+        return probing.measure(lambda: self._dial_probe(address, peer_id), plan, lambda: self._closed)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -228,20 +231,40 @@ class Mesh:
             meeting = dialing.accept(sock, self._key, self._peer_id, self._fds)
         except (OSError, PCCLError) as error:
             log.warning("dropped a data connection: %s", error)
-        else:
-            if meeting.is_probe:
-                self._serve_probe(meeting)
-            else:
-                self.call(lambda: self._meet(meeting))
+            return
         finally:
             self.call(self._one_less)
+        if not meeting.peer_id.startswith(_SERVICE):
+            self.call(lambda: self._meet(meeting))
+            return
+        serve = self.services.get(meeting.peer_id.removeprefix(_SERVICE))
+        try:
+            if serve is not None and not self._closed:
+                serve(meeting)
+        except Exception:  # who waits at the other end sees the connection close
+            log.exception("a service failed")
+        finally:
+            dialing.close_all(meeting.fds)
+            meeting.sock.close()
+
+    def call_on(self, address: str, peer_id: str, service: str, timeout_s: float) -> Meeting:
+        """A connection to a service of a peer, for the caller's own thread. Raises `OSError` and `PCCLError`."""
+        meeting = dialing.dial(Address.parse(address), self._transport, self._key, _SERVICE + service, [])
+        meeting.sock.settimeout(timeout_s)
+        return _with(peer_id, meeting)
+
+    def _dial_probe(self, address: str, peer_id: str) -> socket.socket:
+        try:
+            sock, _ = dialing.connect(Address.parse(address), "tcp")
+        except OSError as error:
+            raise UnreachableError(f"{address} can't be reached: {error}") from error
+        return _with(peer_id, dialing.greet(sock, self._key, _SERVICE + _PROBE, [], PROBE_HANDSHAKE_TIMEOUT_S)).sock
 
     def _serve_probe(self, meeting: Meeting) -> None:
-        dialing.close_all(meeting.fds)
         try:
             probing.serve(meeting.sock, lambda: self._closed)
         except (OSError, PCCLError) as error:
-            log.info("a probe by peer %s ended: %s", meeting.peer_id, error)
+            log.info("a probe ended: %s", error)
 
     def _one_less(self) -> None:
         self._handshakes -= 1
@@ -273,6 +296,13 @@ class Mesh:
         self._selector.register(link.sock, selectors.EVENT_READ, link)
         self._dialling.discard(link.peer_id)
         self._owner.met(link, meeting.fds)
+
+
+def _with(peer_id: str, meeting: Meeting) -> Meeting:
+    if meeting.peer_id != peer_id:
+        meeting.sock.close()
+        raise ConnectionError(f"another peer answers where {peer_id} was")
+    return meeting
 
 
 _live: weakref.WeakSet[Mesh] = weakref.WeakSet()

@@ -554,6 +554,22 @@ class DataPlane:
                 link.send(frame, body)
                 self._mesh.flush(link)
 
+    # --------------------------------------------------------------------------------- for services of their own
+
+    def offer(self, service: str, serve: Callable[[dialing.Meeting], None]) -> None:
+        """Has `serve` take over every connection to a service, in a thread of its own, and closes it afterwards."""
+        self._mesh.services[service] = serve
+
+    def call_on(self, service: str, peer_id: str, timeout_s: float) -> dialing.Meeting:
+        """A connection to a member's service; no wait on it is longer than `timeout_s`.
+
+        Raises `OSError` or `PCCLError` if it can't be had.
+        """
+        address = self._addresses.get(peer_id)
+        if address is None:
+            raise ConnectionError(f"peer {peer_id} is no member any more")
+        return self._mesh.call_on(address, peer_id, service, timeout_s)
+
     # ---------------------------------------------------------------------------------------- for point to point
 
     def call(self, function: Callable[[], None]) -> None:

@@ -185,18 +185,18 @@ def test_a_callback_that_raises_takes_its_own_peer_out_of_the_call_alone(spread:
 
 def _cannot_reach(_: Communicator, label: str, *, mended: bool = False) -> None:
     """Probes of this peer to another find no way, until it is mended."""
-    from ray_pccl.ring import dialing
+    from ray_pccl.ring.mesh import Mesh
     from ray_pccl.topology.probing import UnreachableError
 
-    right = getattr(dialing.dial_probe, "right", dialing.dial_probe)
+    right = getattr(Mesh._dial_probe, "right", Mesh._dial_probe)
 
-    def dial(address: Any, key: bytes, peer_id: str, other: str) -> Any:
-        if other.startswith(label):
+    def dial(self: Mesh, address: str, peer_id: str) -> Any:
+        if peer_id.startswith(label):
             raise UnreachableError("no route to host")
-        return right(address, key, peer_id, other)
+        return right(self, address, peer_id)
 
     dial.right = right  # type: ignore[attr-defined]
-    dialing.dial_probe = right if mended else dial
+    Mesh._dial_probe = right if mended else dial  # type: ignore[method-assign]
 
 
 def test_an_edge_that_cannot_connect_is_avoided(spread: Spread) -> None:
