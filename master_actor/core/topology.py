@@ -13,13 +13,15 @@ from ray_pccl.control.messages import TopologyReport
 from ray_pccl.types import Member
 
 _encoder = msgspec.msgpack.Encoder()
+MOST_HOSTS = 1300
+"""The rates between more would not fit into a frame: they are left out."""
 
 
 def describe(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> tuple[bytes, bytes]:
     """The values of the reply: the report, and the rates from each host to each as 32-bit floats (nan: unknown)."""
     hosts = list(dict.fromkeys(member.host for member in members))
     rates = array("f")
-    for source in hosts:
+    for source in hosts if len(hosts) <= MOST_HOSTS else ():
         for target in hosts:
             rate = bandwidth.rate(source, target)
             rates.append(math.nan if rate is None else rate)
@@ -38,7 +40,8 @@ def _edges(members: Sequence[Member]) -> list[tuple[str, str]]:
 def _bottleneck(members: Sequence[Member], bandwidth: Bandwidth) -> float | None:
     rates = [bandwidth.rate(*edge) for edge in _edges(members)]
     known = [rate for rate in rates if rate is not None]
-    return min(known) if known and len(known) == len(rates) else None
+    # Rounded as the matrix is, so that it is found there.
+    return array("f", [min(known)])[0] if known and len(known) == len(rates) else None
 
 
 def _age(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> float | None:

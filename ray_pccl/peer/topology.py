@@ -20,7 +20,7 @@ def read(values: tuple[bytes, ...]) -> Topology:
         report = _reports.decode(encoded)
         rates = array("f", packed)
         width = len(report.hosts)
-        if len(rates) != width**2 or any(not 0 <= host < width for _, host in report.order):
+        if len(rates) not in (0, width**2) or any(not 0 <= host < width for _, host in report.order):
             raise ValueError(f"{len(rates)} rates between {width} hosts")
     except (ValueError, msgspec.MsgspecError) as error:
         raise ProtocolError(f"the master's word on the topology can't be read: {error}") from None
@@ -28,7 +28,7 @@ def read(values: tuple[bytes, ...]) -> Topology:
         (source, target): rate
         for source, near in report.order
         for target, far in report.order
-        if source != target and (rate := rates[near * width + far]) == rate  # not nan
+        if rates and source != target and (rate := rates[near * width + far]) == rate  # not nan
     }
     order = tuple(peer_id for peer_id, _ in report.order)
     hosts = {peer_id: report.hosts[host] for peer_id, host in report.order}

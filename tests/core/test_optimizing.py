@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from master_actor.core.actions import Solve, Solved
+from master_actor.core.bandwidth import Bandwidth
 from master_actor.core.optimizing import PROBE_PATIENCE_S, SOLVER_PATIENCE_S
 from master_actor.core.phases import Phase
 from master_actor.core.records import EpochBegan, VoteCounted
-from master_actor.core.topology import describe
+from master_actor.core.topology import MOST_HOSTS, describe
 from ray_pccl.control.messages import (
     Edge,
     LinkBroken,
@@ -22,7 +25,9 @@ from ray_pccl.control.messages import (
     VoteKind,
     Withdraw,
 )
+from ray_pccl.errors import ProtocolError
 from ray_pccl.peer.topology import read
+from ray_pccl.types import Member
 from tests.core.driven import TOPOLOGY
 from tests.core.surveyed import (
     OPTIMIZE,
@@ -426,3 +431,16 @@ def test_a_topology_of_which_nothing_is_known_says_so() -> None:
     group = Surveyed("a", "b")
     topology = read(describe(list(group.master.group().durable.members), group.master.group().optimizer.bandwidth, 0.0))
     assert (topology.matrix, topology.bottleneck, topology.age_s) == ({}, None, None)
+
+
+def test_of_more_hosts_than_fit_into_a_frame_all_but_the_matrix_is_told() -> None:
+    members = [Member(f"p{number}", f"h{number}") for number in range(MOST_HOSTS + 1)]
+    topology = read(describe(members, Bandwidth(), 0.0))
+    assert len(topology.order) == len(topology.hosts) == len(members) and topology.matrix == {}
+
+
+def test_what_is_no_topology_is_a_protocol_error() -> None:
+    report, _ = describe([Member("a", "x"), Member("b", "y")], Bandwidth(), 0.0)
+    for values in ((), (report,), (b"", b""), (report, bytes(4)), (report, bytes(15))):
+        with pytest.raises(ProtocolError):
+            read(values)
