@@ -15,6 +15,15 @@ from ray_pccl.driver.desk import Contact
 from ray_pccl.testing import eventually
 
 
+class Ref(str):
+    """Stands for an ObjectRef."""
+
+    __slots__ = ()
+
+    def task_id(self) -> str:
+        return f"the task of {self}"
+
+
 class Scope:
     """Stands for Ray: an object goes out of scope when the test says so."""
 
@@ -56,7 +65,7 @@ ACTOR = "a" * 32
 
 def _bound(owner: Owner, ref: str) -> Claim:
     claim = owner.claim()
-    owner.bind(claim, ref, ACTOR)
+    owner.bind(claim, Ref(ref), ACTOR)
     return claim
 
 
@@ -155,3 +164,20 @@ def test_a_keeper_that_is_gone_is_forgotten(scope: Scope) -> None:
     eventually(lambda: not owner._keepers)
     scope.leave("one")
     eventually(lambda: not owner._wanted)
+
+
+def test_a_value_has_a_name_once_its_actor_says_that_it_keeps_it_and_until_its_ref_is_gone(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchors = {"unready": b"", "kept": claims.KEPT, "plain": claims.NOT_KEPT}
+    monkeypatch.setattr(internals, "second_if_ready", lambda ref: anchors[ref])
+    owner = Owner()
+    bound = {ref: _bound(owner, ref) for ref in anchors}
+
+    names = {ref: owner.name_of(Ref(ref)) for ref in anchors}
+
+    assert names == {"unready": "", "kept": str(bound["kept"]), "plain": ""}
+    anchors["somebody else's"] = claims.KEPT
+    assert owner.name_of(Ref("somebody else's")) == ""
+    scope.leave("kept")
+    assert owner.name_of(Ref("kept")) == ""
