@@ -40,7 +40,7 @@ KEPT, NOT_KEPT = b"kept", b"not kept"
 RECONNECT_S = 10.0
 """How long a keeper tries to reach an owner whose connection broke, before it takes it for dead."""
 BATCH_S = 0.02
-"""Freeing can wait for a moment: what happens within it is dealt with together, and disturbs callers once."""
+"""Freeing can wait for a moment: what happens so soon after the last look is dealt with together."""
 REMEMBERED = 1 << 16
 """How many claims that ended early are remembered for values that are still to come."""
 _RETRY_S = 0.2
@@ -133,16 +133,19 @@ class Owner:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        looked = 0.0
         while True:
             ready = self._selector.select(BATCH_S if self._making else None)
-            time.sleep(BATCH_S)
-            self._let_go_of_made()
+            time.sleep(max(0.0, looked + BATCH_S - time.monotonic()))
+            looked = time.monotonic()
             for key, _ in ready:
                 if key.fd == self._wake:
                     os.eventfd_read(self._wake)
                     self._woken = False  # before the look: what comes now is seen, or rouses again
-                    self._look()
-                elif key.data.sock.fileno() >= 0:  # and not lost meanwhile
+            self._let_go_of_made()
+            self._look()
+            for key, _ in ready:
+                if key.fd != self._wake and key.data.sock.fileno() >= 0:  # and not lost meanwhile
                     self._serve(key.data)
 
     def _let_go_of_made(self) -> None:
