@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from ray_pccl.driver import internals
 from ray_pccl.driver.claims import KEPT, NOT_KEPT, Claim, Duty
@@ -22,7 +24,7 @@ from ray_pccl.driver.desk import Contact, local_desk
 from ray_pccl.driver.errors import actor_lost
 from ray_pccl.driver.fetching import fetch, serve
 from ray_pccl.driver.tensors import Form, form_of
-from ray_pccl.driver.trees import put_together, take_apart
+from ray_pccl.driver.trees import Slot, put_together, take_apart
 
 log = logging.getLogger("ray_pccl.objects")
 
@@ -55,13 +57,25 @@ class Boxed:
         self._ticket = ticket
         self._anchor = anchor
 
-    def __reduce__(self) -> tuple[Callable[[Ticket, Any], Any], tuple[Ticket, Any]]:
-        return unbox, (self._ticket, self._anchor)
+    def __reduce__(self) -> tuple[Callable[[bytes, Any], Any], tuple[bytes, Any]]:
+        # As bytes: Ray's own pickler looks at every object in turn, which takes longer than a small collective.
+        dumps = pickle.dumps if _is_plain(self._ticket.skeleton) else cloudpickle.dumps
+        return unbox, (dumps(self._ticket), self._anchor)
 
 
-def unbox(ticket: Ticket, anchor: Any) -> Any:
+def _is_plain(skeleton: Any) -> bool:
+    """Whether it has nothing in it that only Ray's pickler takes along, such as classes of a script."""
+    if type(skeleton) in (list, tuple):
+        return all(map(_is_plain, skeleton))
+    if type(skeleton) is dict:
+        return all(map(_is_plain, skeleton)) and all(map(_is_plain, skeleton.values()))
+    return type(skeleton) in (Slot, str, int, float, bool, bytes, type(None))
+
+
+def unbox(text: bytes, anchor: Any) -> Any:
     """The value of a ticket. If its holder is gone it *returns* the error, which Ray raises then as it is."""
     del anchor  # it has come along only so that Ray counts it
+    ticket: Ticket = cloudpickle.loads(text)
     if ticket.holder.token == local_desk().contact.token:
         try:
             return local_store().value(ticket.name)
