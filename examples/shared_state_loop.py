@@ -42,7 +42,7 @@ def loop(comm: Communicator, pipe: Connection, number: float) -> None:
         if iteration > 0:
             comm.update_topology()  # admits who waits
             world_size = comm.get_attribute(Attribute.PEER_GROUP_WORLD_SIZE)
-        if world_size > 1 and hasattr(comm, "optimize_topology"):
+        if world_size > 1:
             comm.optimize_topology()  # may find that the world has shrunk
             world_size = comm.get_attribute(Attribute.PEER_GROUP_WORLD_SIZE)
         iteration += 1
