@@ -107,6 +107,30 @@ def test_a_driver_owns_its_values_in_one_ray_as_it_did_in_another_before(ray_loc
     assert lines == ["[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] fast"] * 2
 
 
+def test_values_that_a_call_only_names_stay_until_it_has_run(workers: list[Any], name: str, gate: Gate) -> None:
+    *members, other = workers
+    group = ray_pccl.create_group(members, name)
+    group.wait_ready(60)
+    refs = [member.make.remote(np.full, 3, value) for member, value in zip(members, (1.0, 2.0), strict=True)]
+    dropped = other.make.remote(np.ones, 3)
+    ray.wait([*refs, dropped], num_returns=3)
+    busy = members[0].run.remote(gate.hold)
+    gate.await_reached()
+
+    reduced = group.allreduce_refs(refs)
+    del refs, dropped
+    gc.collect()
+
+    eventually(lambda: held(other) == NOTHING, SOON_S, "what was dropped with them is freed")
+    gate.open()
+    assert [value.tolist() for value in get(reduced)] == [[3.0, 3.0, 3.0]] * 2
+    get(busy)
+    del reduced
+    for member in members:
+        eventually(lambda of=member: held(of) == NOTHING, SOON_S, "nothing is held for a call that has run")
+    group.destroy()
+
+
 # --------------------------------------------------------------------------------------------------------- store_stats
 
 
