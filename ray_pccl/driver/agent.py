@@ -88,10 +88,27 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
     return seat.join()
 
 
-def leave(actor: Any, name: str, uid: str) -> None:
-    """Has this actor leave a group, if it is in it."""
+def leave(actor: Any, call: bytes) -> Any:
+    """Has this actor leave a group, if it is in it, after the caller's earlier calls."""
     del actor
-    local_seats.leave(name, uid)
+    decoded = _decode_call(call)
+    if internals.is_async_actor():
+        return internals.run_in_event_loop(asyncio.to_thread(_leave, decoded))
+    return _leave(decoded)
+
+
+def _leave(call: Call) -> None:
+    try:
+        seat = local_seats.meant(call.group, call.uid, peer="")
+    except ActorLostError:
+        seat = None  # it never came in, or is another process now
+    with contextlib.ExitStack() as turn:
+        if seat is not None:
+            lane = seat.lane(call.caller)
+            lane.arrive(call.number, call.first)
+            with contextlib.suppress(ActorLostError):  # nothing is before it any more
+                turn.enter_context(lane.turn(call.number, seat.spec.settings.op_timeout_s))
+        local_seats.leave(call.group, call.uid)
 
 
 def stats(actor: Any) -> StoreStats:
@@ -129,12 +146,16 @@ def run(actor: Any, call: bytes, inputs: Sequence[Any] = ()) -> Any:
 
 async def _run_async(call: Call, inputs: Sequence[Any]) -> Any:
     anchor = _anchor(call)
-    await asyncio.to_thread(_arrive, call)
     value, failure = None, None
     try:
-        value = await inputs[0] if inputs else _kept_for(call)
-    except Exception as error:
-        failure = error.with_traceback(None)
+        await asyncio.to_thread(_arrive, call)
+        try:
+            value = await inputs[0] if inputs else _kept_for(call)
+        except Exception as error:
+            failure = error.with_traceback(None)
+    except asyncio.CancelledError:  # the others are told, and the calls behind this one get their turn
+        _start_part(call, None, UsageError("the call was cancelled"), None)
+        raise
     try:
         return await asyncio.wrap_future(_start_part(call, value, failure, anchor))
     finally:

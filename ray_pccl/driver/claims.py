@@ -39,6 +39,8 @@ KEPT, NOT_KEPT = b"kept", b"not kept"
 """What an anchor holds: whether the actor keeps the value."""
 RECONNECT_S = 10.0
 """How long a keeper tries to reach an owner whose connection broke, before it takes it for dead."""
+ALIVE_EVERY_S, ALIVE_MISSED = 5, 4
+"""How often a keeper on another host has its owner's kernel asked whether it is there, and how often in vain."""
 BATCH_S = 0.02
 """Freeing can wait for a moment: what happens so soon after the last look is dealt with together."""
 REMEMBERED = 1 << 16
@@ -82,6 +84,7 @@ class Owner:
         """Anchors of calls that have not ended: until then nothing but this holds them."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
+        self._left = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         desk.services[SERVICE] = self._meet
@@ -168,8 +171,15 @@ class Owner:
         self._making = []
         self._names.clear()
         self._address = b""
+        self._wanted.clear()
+        self._left = True  # keepers come back, tell what they hold, and hear that nobody wants it
+        self._rouse()
 
     def _look(self) -> None:
+        if self._left:
+            self._left = False
+            for keeper in [each for some in self._keepers.values() for each in some]:
+                self._lose(keeper)
         while self._arrived:
             keeper = self._arrived.popleft()
             self._keepers.setdefault(keeper.actor_id, []).append(keeper)
@@ -251,6 +261,14 @@ class _Keeper:
         return True
 
 
+def _notice_silence(sock: socket.socket) -> None:
+    """Has the kernel end a connection whose other side can't be reached any more, though it never closed it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ALIVE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ALIVE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ALIVE_MISSED)
+
+
 def _whole_numbers(data: bytearray) -> list[int]:
     """Takes all whole numbers off the data."""
     whole = len(data) // _NUMBER.size * _NUMBER.size
@@ -284,9 +302,11 @@ class Duty:
             return True
 
     def _connect(self) -> socket.socket:
-        sock = self._owner.dial(SERVICE, self._actor_id).sock
-        sock.setblocking(True)
-        return sock
+        meeting = self._owner.dial(SERVICE, self._actor_id)
+        meeting.sock.setblocking(True)
+        if not meeting.local:
+            _notice_silence(meeting.sock)
+        return meeting.sock
 
     def _run(self) -> None:
         while True:

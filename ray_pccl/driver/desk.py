@@ -7,11 +7,13 @@ service takes the connection over, in a thread of its own.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,7 +43,9 @@ class Contact:
         """A connection to a service of the process. Raises `OSError`."""
         try:
             address = dialing.Address.parse(self.address)
-            return dialing.dial(address, dialing.transport_from_env(), self.key, f"{service} {wish}", [])
+            meeting = dialing.dial(address, dialing.transport_from_env(), self.key, f"{service} {wish}", [])
+            _open.add(meeting.sock)
+            return meeting
         except (ProtocolError, AuthenticationError) as error:
             raise ConnectionError(f"another process answers at its address: {error}") from None
 
@@ -54,6 +58,7 @@ class Desk:
         token = secrets.token_hex(16)
         self._listeners, address = dialing.listen(f"desk-{token}", host)
         self.contact = Contact(token, str(address), secrets.token_bytes(32))
+        _open.update(self._listeners)
         self.services: dict[str, Service] = {}
         self._strangers = threading.Semaphore(MAX_STRANGERS)
         threading.Thread(target=self._serve, name="ray_pccl-desk", daemon=True).start()
@@ -74,6 +79,7 @@ class Desk:
                     time.sleep(_RETRY_S)
 
     def _receive(self, sock: socket.socket) -> None:
+        _open.add(sock)
         try:
             meeting = dialing.accept(sock, self.contact.key, self.contact.token, [])
         except (OSError, ProtocolError, AuthenticationError) as error:
@@ -88,6 +94,17 @@ class Desk:
             return
         serve(meeting, wish)
 
+
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    """A child that lives on would hide its parent's death from those who are connected to it."""
+    for sock in list(_open):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 _desk: Desk | None = None
 _making = threading.Lock()

@@ -54,7 +54,7 @@ def _send(meeting: dialing.Meeting, name: str, find: Callable[[str], list[Any]])
     if not meeting.local or not size:
         meeting.sock.sendall(handover.HEAD.pack(handover.FOLLOWS, size))
         for form, tensor in zip(forms, tensors, strict=True):
-            meeting.sock.sendall(bytes_of(tensor).data)
+            handover.send_all(meeting.sock, bytes_of(tensor))
             meeting.sock.sendall(bytes(form.room - form.nbytes))
         return
     fd = os.memfd_create("ray_pccl-object", os.MFD_CLOEXEC)

@@ -87,7 +87,7 @@ class Group:
             leaving = [self._known(handle._actor_id.hex()) for handle in check_actors(actors)]
             for actor in leaving:
                 del self._roster.actors[actor.id]
-            left = [self._roster.leave(actor) for actor in leaving]
+            left = self._leave(leaving)
         ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
 
     def wait_ready(self, timeout: float | None = None) -> None:
@@ -122,10 +122,15 @@ class Group:
             if self._roster.closed:
                 return
             self._roster.closed = True
-            left = [self._roster.leave(actor) for actor in self._roster.present()]
+            left = self._leave(self._roster.present())
             self._roster.actors.clear()  # or its handles would keep the actors alive
         if left:
             ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
+
+    def _leave(self, actors: Sequence[Actor]) -> list[Any]:
+        """Asks actors to leave, after the calls that were made so far. Under the lock."""
+        number, self._number = self._number, self._number + 1
+        return [self._ask(actor, number, "leave", []) for actor in actors]
 
     @property
     def is_forming(self) -> bool:
@@ -207,18 +212,34 @@ class Group:
         places = tuple(label_of(actor.id) for actor, _ in inputs)
         number, self._number = self._number, self._number + 1
         name = f"ray_pccl.{kind}({self.name})"
-        results, owner = [], local_owner()
-        for actor, refs in inputs:
-            if actor.state is State.SEATED:
-                claim = owner.claim()
-                result, anchor = self._ask(actor, number, kind, refs, claim=claim, places=places, **given)
-                owner.bind(claim, anchor, actor.id)
-                results.append(result)
-            else:
-                reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
-                results.append(actor.ask(name, agent.absent, actor.id, reason, max_task_retries=0))
-        self._follow([actor for actor, _ in inputs], results, [refs for _, refs in inputs])
+        results: list[Any] = []
+        try:
+            for actor, refs in inputs:
+                if actor.state is State.SEATED:
+                    results.append(self._claimed(actor, number, kind, refs, places=places, **given))
+                else:
+                    reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
+                    results.append(actor.ask(name, agent.absent, actor.id, reason, max_task_retries=0))
+        except BaseException as error:  # the queue of an actor is full, or an interrupt
+            for actor, _ in inputs[len(results) :]:  # the others are in the call already, and not to wait for these
+                self._roster.lost(actor, actor.life, f"it could not be called: {type(error).__name__}")
+            raise
+        finally:
+            done = inputs[: len(results)]
+            self._follow([actor for actor, _ in done], results, [refs for _, refs in done])
         return results
+
+    def _claimed(self, actor: Actor, number: int, kind: str, refs: list[Any], **given: Any) -> Any:
+        """Has one actor take part, and keep its result for as long as somebody holds the ref that this returns."""
+        owner = local_owner()
+        claim = owner.claim()
+        try:
+            result, anchor = self._ask(actor, number, kind, refs, claim=claim, **given)
+        except BaseException:
+            owner.end(claim.number, actor.id)
+            raise
+        owner.bind(claim, anchor, actor.id)
+        return result
 
     def _admit(self) -> None:
         """Has all members vote to let in who waits, if someone does. Under the lock."""
@@ -241,7 +262,8 @@ class Group:
         call = Call(
             spec.name, spec.uid, self._caller, number, actor.first, kind, kept=kept, peer=actor.peer_id, **given
         )
-        part = (agent.run, encode_call(call), *([refs] if refs and not kept else []))
+        function = agent.leave if kind == "leave" else agent.run
+        part = (function, encode_call(call), *([refs] if refs and not kept else []))
         returns = 2 if "claim" in given else 1
         return actor.ask(f"ray_pccl.{kind}({self.name})", *part, num_returns=returns, max_task_retries=0)
 

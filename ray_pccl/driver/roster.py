@@ -199,10 +199,6 @@ class Roster:
             if peer is not None and peer not in actor.past and actor.state in (State.AWAY, State.WAITING):
                 actor.state, actor.first, actor.peer_id = State.SEATED, None, peer
 
-    def leave(self, actor: Actor) -> Any:
-        """Asks an actor to leave, after the calls that were made so far."""
-        return actor.ask(f"ray_pccl.leave({self.spec.name})", agent.leave, self.spec.name, self.spec.uid)
-
     def _ask_to_join(self, actor: Actor, rank: int | None = None, *, invited: bool = True) -> Any:
         # Also through restarts: an actor that is on its way back is to be asked when it is there.
         call = functools.partial(agent.join, invited=invited)

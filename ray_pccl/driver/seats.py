@@ -188,7 +188,9 @@ class Seats:
                 # to a process that was restarted it does not come before all calls for its predecessor are done.
                 patience = self._overtaken.setdefault(uid, time.monotonic() + OVERTAKING_S) - time.monotonic()
                 self._changed.wait_for(lambda: name in self._seats or uid in self._left, patience)
-            seat = self._seats.get(name)
+            seat, has_left = self._seats.get(name), uid in self._left
+        if has_left:
+            raise actor_lost(actor_id(), f"it has left group {name!r}")
         if seat is None or seat.spec.uid != uid or peer not in ("", seat.communicator.peer_id):
             raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")
         return seat

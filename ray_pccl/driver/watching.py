@@ -81,8 +81,8 @@ class Watch:
             except internals.RayGoneError:
                 continue  # `_let_go` was called, or is about to be
             except Exception as error:  # whatever Ray raises
+                # What is pending stays so: to let go of what its calls were given would free values that they name.
                 log.warning("the results of collectives could not be watched: %s", error)
-                self._pending.clear()
 
     def _let_go(self) -> None:
         """Ray is shut down: nothing is left to watch."""
@@ -102,12 +102,17 @@ class Watch:
         refs = list(pending)
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         for result in done:
-            followed = pending.pop(result)
-            error = internals.error_in(result)
+            self._end(pending.pop(result))
+
+    def _end(self, followed: Followed) -> None:
+        try:
+            error = internals.error_in(followed.result)
             if error is None:
-                self._actor_of.pop(result.hex(), None)
+                self._actor_of.pop(followed.result.hex(), None)
             elif (reason := _loss_of(followed.actor_id, error)) is not None:
                 followed.on_loss(reason)
+        except Exception as trouble:  # of this one alone
+            log.warning("what became of a call could not be seen: %s", trouble)
 
 
 def _loss_of(actor_id: str, error: BaseException) -> str | None:

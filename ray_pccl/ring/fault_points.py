@@ -18,12 +18,12 @@ NAMES = (
     "answered",
     "decided",
     "before_retry",
-    "probing",
-    "probed",
 )
 """Those of every collective."""
 STATE_NAMES = ("state_round", "state_sending", "state_arrived", "state_committing")
 """Those of a sync of the shared state."""
+PROBE_NAMES = ("probing", "probed")
+"""Those of a probe of the way to another peer."""
 _strike: Callable[[str], None] | None = None
 
 

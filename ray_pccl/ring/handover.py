@@ -103,6 +103,13 @@ def receive_head(meeting: dialing.Meeting) -> tuple[int, int, list[int]]:
     return what, size, fds
 
 
+def send_all(sock: socket.socket, data: Bytes) -> None:
+    """Sends it all. A socket's timeout is for each step, where `sendall` takes it for the whole."""
+    view = data.data
+    while view:
+        view = view[sock.send(view) :]
+
+
 def receive_into(sock: socket.socket, memory: Bytes) -> None:
     """Fills memory from a socket."""
     view = memory.data

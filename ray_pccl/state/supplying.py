@@ -93,7 +93,7 @@ class Offer:
         else:
             meeting.sock.sendall(handover.HEAD.pack(handover.FOLLOWS, size))
             for part in parts:
-                meeting.sock.sendall(part.data)
+                handover.send_all(meeting.sock, part)
         with self._lock:
             self.tx_bytes += size
 

@@ -304,6 +304,15 @@ class SharedStates(Rounds):
         if not self._busy.acquire(blocking=False):
             raise UsageError("the shared state of this group is being synchronised already: wait for that call")
         try:
-            return Sync(self, state, strategy, timeout).run()
+            return self._begun(state, strategy, timeout).run()
         finally:
             self._busy.release()
+
+    def _begun(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None) -> Sync:
+        try:
+            return Sync(self, state, strategy, timeout)
+        except BaseException as error:  # of reading and hashing: the others are not to wait for this peer
+            text = f"peer {self.peer_id} could not read its shared state: {type(error).__name__} {error}"
+            with contextlib.suppress(PCCLError):
+                self.refuse(Failure("PCCLError", text), timeout)
+            raise

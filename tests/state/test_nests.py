@@ -130,3 +130,65 @@ def test_a_scheduler_is_given_its_state_through_its_own_method() -> None:
 def test_there_must_be_something_to_share() -> None:
     with pytest.raises(UsageError, match="no tensor"):
         SharedState.from_state_dict({"name": "x"})
+
+
+TRAINED_ALIKE = {
+    **OPTIMIZERS,
+    "SGD with decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.2),
+    "RMSprop with decay": lambda p: torch.optim.RMSprop(p, lr=0.1, weight_decay=0.2),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1, weight_decay=0.2),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.1, weight_decay=0.2),
+}
+TRAINED_OTHERWISE = {
+    "SGD with dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED_ALIKE)
+def test_sharing_the_state_of_an_optimiser_that_never_stepped_does_not_change_the_training(name: str) -> None:
+    model, same = _model(1), _model(1)
+    plain, shared = TRAINED_ALIKE[name](model.parameters()), TRAINED_ALIKE[name](same.parameters())
+
+    SharedState.from_state_dict(same, shared)
+    for seed in range(3):
+        _step(model, plain, seed)
+        _step(same, shared, seed)
+
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", TRAINED_OTHERWISE)
+def test_an_optimiser_that_would_train_otherwise_has_to_step_first(name: str) -> None:
+    model = _model(1)
+    optimizer = TRAINED_OTHERWISE[name](model.parameters())
+
+    with pytest.raises(UsageError, match="let it step once"):
+        SharedState.from_state_dict(model, optimizer)
+
+    assert not optimizer.state
+    _step(model, optimizer, 0)
+    assert SharedState.from_state_dict(model, optimizer).infos
+
+
+def test_schedulers_inside_a_scheduler_are_shared_as_they_are_now() -> None:
+    def scheduler() -> torch.optim.lr_scheduler.SequentialLR:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, inner, milestones=[2])
+
+    def inside(outer: torch.optim.lr_scheduler.SequentialLR) -> list[tuple[int, int]]:
+        return [(each.last_epoch, each._step_count) for each in outer._schedulers]
+
+    source, target = scheduler(), scheduler()
+    state, received = SharedState.from_state_dict(source), SharedState.from_state_dict(target)
+    for _ in range(5):
+        source.optimizer.step()
+        source.step()
+    assert inside(source) != inside(target)
+
+    _copy(state, received)
+
+    assert inside(source) == inside(target) and source.last_epoch == target.last_epoch
