@@ -21,6 +21,7 @@ from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import internals, reducing
 from ray_pccl.driver.claims import Claim
 from ray_pccl.driver.errors import ActorLostError, actor_lost
+from ray_pccl.driver.lanes import Lane
 from ray_pccl.driver.objects import StoreStats, actor_id, local_store
 from ray_pccl.driver.seats import GroupSpec, Seat, actor_of, local_seats
 from ray_pccl.errors import (
@@ -104,9 +105,9 @@ def _leave(call: Call) -> None:
         seat = None  # it never came in, or is another process now
     with contextlib.ExitStack() as turn:
         if seat is not None:
-            lane = seat.lane(call.caller)
-            lane.arrive(call.number, call.first)
             with contextlib.suppress(ActorLostError):  # nothing is before it any more
+                lane = seat.lane(call.caller, peer="")
+                lane.arrive(call.number, call.first)
                 turn.enter_context(lane.turn(call.number, seat.spec.settings.op_timeout_s))
         local_seats.leave(call.group, call.uid)
 
@@ -132,44 +133,44 @@ def run(actor: Any, call: bytes, inputs: Sequence[Any] = ()) -> Any:
     decoded = _decode_call(call)
     if internals.is_async_actor():
         return internals.run_in_event_loop(_run_async(decoded, inputs))
-    _arrive(decoded)
+    lane = _arrive(decoded)
     value, failure = None, None
     try:
         value = ray.get(inputs[0]) if inputs else _kept_for(decoded)
     except Exception as error:
         failure = error.with_traceback(None)
     try:
-        return _take_part(decoded, value, failure, _anchor(decoded))
+        return _take_part(decoded, lane, value, failure, _anchor(decoded))
     finally:
         del value, failure, inputs  # an error that is raised holds its frames: they must not hold it, nor any ref
 
 
 async def _run_async(call: Call, inputs: Sequence[Any]) -> Any:
     anchor = _anchor(call)
-    value, failure = None, None
+    lane, value, failure = None, None, None
     try:
-        await asyncio.to_thread(_arrive, call)
+        lane = await asyncio.to_thread(_arrive, call)
         try:
             value = await inputs[0] if inputs else _kept_for(call)
         except Exception as error:
             failure = error.with_traceback(None)
     except asyncio.CancelledError:  # the others are told, and the calls behind this one get their turn
-        _start_part(call, None, UsageError("the call was cancelled"), None)
+        _start_part(call, lane, None, UsageError("the call was cancelled"), None)
         raise
     try:
-        return await asyncio.wrap_future(_start_part(call, value, failure, anchor))
+        return await asyncio.wrap_future(_start_part(call, lane, value, failure, anchor))
     finally:
         del value, failure, inputs, anchor
 
 
-def _start_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Future[Any]:
-    """Takes part behind the event loop's back."""
+def _start_part(call: Call, lane: Lane | None, value: Any, failure: Exception | None, anchor: Any) -> Future[Any]:
+    """Takes part behind the event loop's back. Without a lane it has not even arrived."""
     result: Future[Any] = Future()
     result.set_running_or_notify_cancel()  # the others count on it: who awaits it may go, it goes on
 
     def take_part() -> None:
         try:
-            result.set_result(_take_part(call, value, failure, anchor))
+            result.set_result(_take_part(call, lane or _arrive(call), value, failure, anchor))
         except BaseException as error:
             result.set_exception(error.with_traceback(None))
 
@@ -184,9 +185,11 @@ def _seat_of(call: Call) -> Seat:
     return local_seats.meant(call.group, call.uid, call.peer)
 
 
-def _arrive(call: Call) -> None:
+def _arrive(call: Call) -> Lane:
     """Later calls of the same caller wait for this one from now on, however long its value takes."""
-    _seat_of(call).lane(call.caller).arrive(call.number, call.first)
+    lane = _seat_of(call).lane(call.caller, call.peer)
+    lane.arrive(call.number, call.first)
+    return lane
 
 
 def _kept_for(call: Call) -> Any:
@@ -202,10 +205,11 @@ def _anchor(call: Call) -> Any:
     return internals.second_return(call.claim.address) if call.claim is not None else None
 
 
-def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -> Any:
+def _take_part(call: Call, lane: Lane, value: Any, failure: Exception | None, anchor: Any) -> Any:
     try:
-        result = _result_of(call, value, failure)
+        result = _result_of(call, lane, value, failure)
     finally:
+        lane.depart(call.number)  # it may not have come to its turn
         del value, failure
     try:
         return local_store().keep(result, call.claim, anchor) if call.claim is not None else result
@@ -213,7 +217,7 @@ def _take_part(call: Call, value: Any, failure: Exception | None, anchor: Any) -
         del result, anchor
 
 
-def _result_of(call: Call, value: Any, failure: Exception | None) -> Any:
+def _result_of(call: Call, lane: Lane, value: Any, failure: Exception | None) -> Any:
     me = actor_id()
     seat = _seat_of(call)
     try:
@@ -227,7 +231,7 @@ def _result_of(call: Call, value: Any, failure: Exception | None) -> Any:
             # Dead, most likely, and the caller knows it already. If not, nobody is to wait for them for long.
             member.patience_s = STRANGERS_S
         patience = seat.spec.settings.op_timeout_s
-        with seat.lane(call.caller).turn(call.number, patience):
+        with lane.turn(call.number, patience):
             if isinstance(failure, RayActorError) and failure.actor_id in (me, None):
                 communicator.close()  # the others go on without it
                 raise actor_lost(me, f"its value was lost with an earlier process of its: {failure}")

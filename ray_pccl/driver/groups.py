@@ -129,8 +129,8 @@ class Group:
 
     def _leave(self, actors: Sequence[Actor]) -> list[Any]:
         """Asks actors to leave, after the calls that were made so far. Under the lock."""
-        number, self._number = self._number, self._number + 1
-        return [self._ask(actor, number, "leave", []) for actor in actors]
+        # The number is the next call's: that one does not come to them, and the others are not to wait for this.
+        return [self._ask(actor, self._number, "leave", []) for actor in actors]
 
     @property
     def is_forming(self) -> bool:

@@ -20,6 +20,8 @@ class Lane:
     def __init__(self) -> None:
         self._next: int | None = None
         self._arrived: set[int] = set()
+        self._departed: set[int] = set()
+        """Calls that ended before their turn."""
         self._changed = threading.Condition()
 
     def arrive(self, number: int, first: int) -> None:
@@ -27,7 +29,22 @@ class Lane:
         with self._changed:
             if self._next is None:
                 self._next = first
-            self._arrived.add(number)
+            if number >= self._next:
+                self._arrived.add(number)
+                self._changed.notify_all()
+
+    def depart(self, number: int) -> None:
+        """A call that arrived is over, whether it had its turn or not: nobody waits for it any more."""
+        with self._changed:
+            self._arrived.discard(number)
+            self._pass(number)
+
+    def _pass(self, number: int) -> None:
+        if self._next is not None and number >= self._next:
+            self._departed.add(number)
+            while self._next in self._departed:
+                self._departed.remove(self._next)
+                self._next += 1
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -40,10 +57,7 @@ class Lane:
         try:
             yield
         finally:
-            with self._changed:
-                self._next = number + 1
-                self._arrived = {each for each in self._arrived if each > number}
-                self._changed.notify_all()
+            self.depart(number)
 
     def _await(self, number: int, patience: float) -> None:
         with self._changed:
@@ -53,7 +67,6 @@ class Lane:
                     waiting_for, ends = self._next, time.monotonic() + patience
                 self._changed.wait(max(0.0, ends - time.monotonic()))
                 if time.monotonic() >= ends and self._next == waiting_for and self._next not in self._arrived:
-                    self._next += 1
-                    self._changed.notify_all()
+                    self._pass(waiting_for)
             if self._next != number:
                 raise ActorLostError("this call came too late: the group has gone on without it")

@@ -118,10 +118,16 @@ class Seat:
             log.info("group %s still lists this actor: %s", self.spec.name, error)
         self.communicator.close()
 
-    def lane(self, caller: int) -> Lane:
-        """The order in which this caller's calls are made."""
+    def lane(self, caller: int, peer: str) -> Lane:
+        """The order in which this caller's calls to this peer are made. `ActorLostError` if it is another by now."""
         with self._lock:
+            self.require(peer)
             return self._lanes.setdefault(caller, Lane())
+
+    def require(self, peer: str) -> None:
+        """Raises `ActorLostError` unless this is the peer that a caller means; it may not know which that is."""
+        if peer not in ("", self.communicator.peer_id):
+            raise actor_lost(actor_id(), "it was lost, and takes part again when it has joined anew")
 
 
 class Seats:
@@ -191,8 +197,9 @@ class Seats:
             seat, has_left = self._seats.get(name), uid in self._left
         if has_left:
             raise actor_lost(actor_id(), f"it has left group {name!r}")
-        if seat is None or seat.spec.uid != uid or peer not in ("", seat.communicator.peer_id):
+        if seat is None or seat.spec.uid != uid:
             raise actor_lost(actor_id(), "it was restarted, and takes part again when it has joined anew")
+        seat.require(peer)
         return seat
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_pccl.driver import claims, internals
+from ray_pccl.driver import claims, desk, internals
 from ray_pccl.driver.claims import Claim, Duty, Owner
 from ray_pccl.driver.desk import Contact
 from ray_pccl.testing import eventually
@@ -181,3 +182,29 @@ def test_a_value_has_a_name_once_its_actor_says_that_it_keeps_it_and_until_its_r
     assert owner.name_of(Ref("somebody else's")) == ""
     scope.leave("kept")
     assert owner.name_of(Ref("kept")) == ""
+
+
+def test_what_was_claimed_in_a_ray_that_was_shut_down_is_freed(scope: Scope) -> None:
+    owner, freed = Owner(), Freed()
+    claim = _bound(owner, "one")
+    duty = Duty(claim.owner, ACTOR, freed)
+    duty.keep(claim.number)
+    eventually(lambda: _connected(owner))
+
+    owner._let_go()
+
+    eventually(lambda: freed.numbers == [claim.number])
+
+
+def test_a_forked_child_holds_no_connection_of_its_parent(scope: Scope) -> None:
+    owner = Owner()
+    claim = _bound(owner, "one")
+    Duty(claim.owner, ACTOR, Freed())
+    eventually(lambda: _connected(owner))
+
+    child = os.fork()
+    if not child:
+        os._exit(any(sock.fileno() >= 0 for sock in list(desk._open)))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len([sock for sock in list(desk._open) if sock.fileno() >= 0]) >= 3, "the parent keeps its own"

@@ -124,3 +124,26 @@ def test_an_old_first_call_does_not_turn_the_lane_back(road: Road) -> None:
         road.drive(0, first=0).result(LONG_S)
     road.drive(8, first=5).result(LONG_S)
     assert road.done == [5, 6, 7, 8]
+
+
+def test_a_call_that_arrived_and_ended_before_its_turn_holds_nobody_up(road: Road) -> None:
+    road.lane.arrive(0, 0)
+    road.lane.arrive(1, 0)
+    behind = road.drive(2)
+    eventually(lambda: road.waiting() == 1)
+
+    road.lane.depart(1)
+    assert road.done == []
+    road.lane.depart(0)
+
+    behind.result(LONG_S)
+    assert road.done == [2]
+
+
+def test_a_call_that_arrives_again_after_it_ended_holds_nobody_up(road: Road) -> None:
+    road.drive(0).result(LONG_S)
+    road.lane.arrive(0, 0)
+
+    road.drive(1).result(LONG_S)
+
+    assert road.done == [0, 1] and not road.lane._arrived

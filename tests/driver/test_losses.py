@@ -9,19 +9,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorError
 
 import ray_pccl
-from ray_pccl import PeerLostError, ReduceOp, UsageError
+from ray_pccl import InputFailedError, PeerLostError, ReduceOp, UsageError
 from ray_pccl.testing import eventually
 from ray_pccl.testing.ownership import send_signal
-from tests.driver.workers import Gate, end, get, identity, is_watched, kill, made, pid_of, published, start
+from tests.driver.workers import (
+    AsyncActor,
+    Gate,
+    ThreadedActor,
+    end,
+    get,
+    identity,
+    is_watched,
+    kill,
+    made,
+    pid_of,
+    published,
+    run_driver,
+    start,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -517,3 +532,128 @@ def test_a_group_of_dead_actors_can_be_destroyed_and_made_anew(ray_local: Any, n
     assert get(again.allreduce_refs([actor.run.remote(identity, 1) for actor in fresh]), SOON_S) == [2, 2]
     again.destroy()
     end(fresh)
+
+
+# ----------------------------------------------------------------------------------------- what users do to themselves
+
+SCRIPT_ON_TWO_NODES = """
+import time
+import numpy as np, ray, ray_pccl
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_pccl.driver.groups import _watch
+from ray_pccl.testing import eventually
+from ray_pccl.testing.cluster import ray_nodes
+from tests.driver.workers import Gate, WorkerActor, get, identity, start
+import pathlib, sys, tempfile
+with ray_nodes(2), tempfile.TemporaryDirectory() as directory:
+    gate = Gate(pathlib.Path(directory))
+    here = ray.get_runtime_context().get_node_id()
+    (there,) = [node["NodeID"] for node in ray.nodes() if node["NodeID"] != here]
+    actors = start(2, scheduling_strategy=NodeAffinitySchedulingStrategy(there, soft=False))
+    group = ray_pccl.create_group(actors, "far")
+    group.wait_ready(60)
+    values = [actor.make.remote(np.ones, 3) for actor in actors]
+    ray.wait(values, num_returns=2)
+    texts = [actor.run.remote(lambda: "x" * 3_000_000) for actor in actors]  # in that node's own store
+    gathered = group.allgather_refs(texts)
+    held = [actor.run.remote(gate.hold) for actor in actors]
+    reduced = group.allreduce_refs(values)
+    del values
+    ray.wait(gathered, num_returns=2, fetch_local=False)
+    eventually(lambda: len(_watch._pending) == 2, 20, "only the last call is pending")
+    gate.open()
+    print([value.tolist() for value in get(reduced)], group.world_size, flush=True)
+"""
+
+
+def test_a_large_result_on_another_node_upsets_no_call_that_is_pending(ray_local: Any) -> None:
+    printed = run_driver(SCRIPT_ON_TWO_NODES)
+
+    assert printed.splitlines()[-1] == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] 2"
+
+
+def test_a_cancelled_call_of_an_async_actor_is_told_to_the_others_and_holds_up_no_later_one(
+    ray_local: Any, name: str, gate: Gate
+) -> None:
+    actors = start(2, AsyncActor)
+    group = ray_pccl.create_group(actors, name)
+    group.wait_ready(60)
+    refs = [actors[0].make_held.remote(gate, np.ones, 2), actors[1].make.remote(np.ones, 2)]
+    gate.await_reached()
+    reduced = group.allreduce_refs(refs)
+    eventually(lambda: get(actors[0].run.remote(_arrivals, name)) == 1, SOON_S, "the call has arrived")
+
+    ray.cancel(reduced[0])
+
+    with pytest.raises(InputFailedError, match="cancelled"):
+        get(reduced[1], SOON_S)
+    gate.open()
+    again = group.allreduce_refs([actor.make.remote(np.ones, 2) for actor in actors])
+    assert [value.tolist() for value in get(again, SOON_S)] == [[2.0, 2.0]] * 2
+    group.destroy()
+    end(actors)
+
+
+def _arrivals(name: str) -> int:
+    """How many calls of the group wait in this actor, for their values or for their turns."""
+    from ray_pccl.driver.seats import local_seats
+
+    return sum(len(lane._arrived) for lane in local_seats.find(name)._lanes.values())
+
+
+@pytest.mark.parametrize("actor_class", [ThreadedActor, AsyncActor], ids=["threaded", "async"])
+@pytest.mark.parametrize("how", ["remove", "destroy"])
+def test_actors_leave_after_the_calls_that_were_made_before(
+    ray_local: Any, name: str, gate: Gate, actor_class: Any, how: str
+) -> None:
+    actors = start(2, actor_class)
+    group = ray_pccl.create_group(actors, name)
+    group.wait_ready(60)
+    held = actors[0].make_held.remote(gate, np.ones, 2) if actor_class is AsyncActor else None
+    first = held or actors[0].make.remote(lambda: gate.hold(np.ones(2)))
+    reduced = group.allreduce_refs([first, actors[1].make.remote(np.ones, 2)])
+    gate.await_reached()
+
+    with ThreadPoolExecutor(1) as threads:
+        leaving = threads.submit(group.remove, actors[1:]) if how == "remove" else threads.submit(group.destroy)
+        eventually(lambda: group.is_destroyed or len(group.actors) == 1, SOON_S)
+        gate.open()
+        leaving.result(SOON_S)
+
+    assert [value.tolist() for value in get(reduced, SOON_S)] == [[2.0, 2.0]] * 2
+    if how == "remove":  # who stays waits for nothing that only the other was asked for
+        assert get(group.allreduce_refs([actors[0].run.remote(identity, 5)]), SOON_S) == [5]
+    group.destroy()
+    end(actors)
+
+
+def test_a_call_that_an_actor_can_not_take_holds_up_nobody(workers: list[Any], name: str, gate: Gate) -> None:
+    [full] = start(1, max_pending_calls=1, max_restarts=0)
+    group = ray_pccl.create_group([*workers[:2], full], name)
+    group.wait_ready(60)
+    refs = [actor.make.remote(np.ones, 2) for actor in workers[:2]] + [full.make.remote(np.ones, 2)]
+    ray.wait(refs, num_returns=3)
+    eventually(lambda: _accepts(full, gate), SOON_S)
+    gate.await_reached()
+
+    with pytest.raises(PendingCallsLimitExceeded):
+        group.allreduce_refs(refs)
+
+    gate.open()
+    eventually(lambda: _sum_of(group, [*workers[:2], full]) == 3, SOON_S, "all take part again")
+    group.destroy()
+    end([full])
+
+
+def _accepts(actor: Any, gate: Gate) -> bool:
+    with contextlib.suppress(PendingCallsLimitExceeded):
+        actor.run.remote(gate.hold)
+        return True
+    return False
+
+
+def _sum_of(group: Any, actors: list[Any]) -> int | None:
+    with contextlib.suppress(PendingCallsLimitExceeded, PeerLostError):
+        refs = [actor.run.remote(identity, 1) for actor in actors[:2]]
+        return int(get(group.allreduce_refs([*refs, actors[2].run.remote(identity, 1)])[0], SOON_S))
+    return None

@@ -6,6 +6,8 @@ import fcntl
 import mmap
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,25 @@ def test_heads_come_whole_with_or_without_a_descriptor(sealed: int) -> None:
         ours.close()
         with pytest.raises(ConnectionError):
             handover.receive_head(Meeting(theirs, "p", [], local=True))
+
+
+def test_a_large_send_may_take_longer_than_the_patience_for_each_step() -> None:
+    here, there = socket.socketpair()
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    here.settimeout(0.5)
+    data = np.arange(1 << 16, dtype=np.uint32).view(np.uint8)
+    received = bytearray()
+
+    def read_slowly() -> None:
+        while len(received) < len(data):
+            received.extend(there.recv(1 << 13))
+            time.sleep(0.03)
+
+    reader = threading.Thread(target=read_slowly, daemon=True)
+    reader.start()
+    began = time.monotonic()
+    handover.send_all(here, data)
+
+    assert time.monotonic() - began > 0.5, "the test is too fast to tell"
+    reader.join(10.0)
+    assert bytes(received) == data.tobytes()

@@ -6,7 +6,7 @@ import pytest
 
 from ray_pccl.testing import Faults, PeerProcess, eventually
 from tests.state.conftest import OVER_BOTH, PATIENCE_S, Crew, agree, all_failed, all_sync, give, start_sync
-from tests.state.programs import MIB, Content, Outcome, hold, interrupted, strike, sync, values
+from tests.state.programs import MIB, Content, Outcome, hold, interrupted, strike, sync, sync_unreadable, values
 
 BIG = 64 * MIB
 
@@ -176,3 +176,18 @@ def test_a_group_that_falls_below_its_minimum_waits_for_newcomers_and_heals_them
     outcomes = [newcomer.run(sync), waiting.result(PATIENCE_S)]
     assert agree(outcomes) == digest and outcomes[0].revision == 5
     _goes_on([survivor, newcomer])
+
+
+def test_a_member_that_can_not_read_its_state_keeps_nobody_waiting(crew) -> None:
+    peers = crew(3).peers
+    give(peers, [Content(seed=1)] * 3)
+    agree(all_sync(peers))
+
+    programs = [sync_unreadable, sync, sync]
+    started = [peer.run_async(run, "ENFORCE_POPULAR", 1) for peer, run in zip(peers, programs, strict=True)]
+    mine, *others = [future.result(PATIENCE_S) for future in started]
+
+    assert mine.error == "MemoryError"
+    assert all(outcome.error == "PCCLError" and peers[0].peer_id in outcome.text for outcome in others), others
+    assert all(outcome.seconds < 5 for outcome in others), "they have not waited for a timeout"
+    agree(all_sync(peers))
