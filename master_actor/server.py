@@ -51,13 +51,16 @@ from ray_pccl.control.endpoint import Endpoint, new_key
 from ray_pccl.control.messages import (
     Beat,
     Evicted,
+    Failure,
     Join,
     Message,
     Refused,
     Register,
     Registered,
+    Reply,
     Seen,
     ToMaster,
+    VoteFailed,
     Watch,
     Welcome,
 )
@@ -378,14 +381,26 @@ class Server:
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
             if encoded[0] is not action.message:  # a push to all is encoded once
-                try:
-                    encoded = (action.message, frames.encode(action.message))
-                except ProtocolError as error:
-                    connection.drop(str(error))
-                    continue
+                encoded = (action.message, self._encode(action.message))
             connection.send(encoded[1])
             if isinstance(action.message, Evicted | Refused):
                 connection.show_out()
+
+    @staticmethod
+    def _encode(message: Message) -> bytes:
+        """The frame of a message. What no frame carries is the master's fault, and the receiver is not dropped for it.
+
+        Who waits for such an answer is told why there is none; all else that a peer waits for has a deadline there.
+        """
+        try:
+            return frames.encode(message)
+        except ProtocolError as error:
+            log.error("what no frame can carry was not sent: %s", error)
+            if isinstance(message, Reply):
+                return frames.encode(Reply(message.number, failure=Failure("ProtocolError", str(error))))
+            if isinstance(message, VoteFailed):
+                return frames.encode(VoteFailed(message.kind, Failure("PCCLError", str(error))))
+            return b""
 
     async def _solve(self, question: Solve) -> None:
         """Has the best ring looked for while everything else goes on."""

@@ -30,10 +30,11 @@ SOLVER_PATIENCE_S = 30.0
 """How much longer than its budget a solver may take, to start a process for instance."""
 PROBE_PATIENCE_S = 9.0
 """How much longer than its data a probe may take: it dials twice, and its partner may hold its interpreter."""
-
-
 QUIET_S = 1.0
 """How much longer than its data a probe takes as a rule."""
+EDGES_NAMED = 6
+EDGES_TOLD = 1000
+"""Where a group falls apart, a quarter of all its edges may be in the way: more than a frame can carry."""
 
 
 class Stage(Enum):
@@ -295,12 +296,13 @@ class Optimizer:
             return self._broken(answer.error)
         if answer.edges:
             edges = tuple((members[source], members[target]) for source, target in answer.edges)
-            named = ", ".join(f"{source} -> {target}" for source, target in edges)
+            named = ", ".join(f"{source} -> {target}" for source, target in edges[:EDGES_NAMED])
+            more = f" and {len(edges) - EDGES_NAMED} more" if len(edges) > EDGES_NAMED else ""
             text = (
-                f"no ring of group {self._group!r} does without edges that can't connect: it needs one of {named}. "
-                f"Let these peers reach each other, or take one of them out of the group"
+                f"no ring of group {self._group!r} does without edges that can't connect: it needs one of "
+                f"{named}{more}. Let these peers reach each other, or take one of them out of the group"
             )
-            return Failure("NoRingError", text, {"edges": edges})
+            return Failure("NoRingError", text, {"edges": edges[:EDGES_TOLD]})
         return Ring(tuple(members[place] for place in answer.order), (answer.bottleneck, answer.total), answer.optimal)
 
     def _broken(self, how: str) -> Failure:

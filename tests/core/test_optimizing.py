@@ -8,10 +8,11 @@ import pytest
 
 from master_actor.core.actions import Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
-from master_actor.core.optimizing import PROBE_PATIENCE_S, SOLVER_PATIENCE_S
+from master_actor.core.optimizing import EDGES_TOLD, PROBE_PATIENCE_S, SOLVER_PATIENCE_S
 from master_actor.core.phases import Phase
 from master_actor.core.records import EpochBegan, VoteCounted
 from master_actor.core.topology import MOST_HOSTS, describe
+from ray_pccl.control import frames
 from ray_pccl.control.messages import (
     Edge,
     LinkBroken,
@@ -312,6 +313,16 @@ def test_no_ring_without_edges_that_cannot_connect_is_an_error_with_their_names_
     assert failure.error == "NoRingError" and failure.details == {"edges": (("a", "b"), ("a", "c"))}
     assert "a -> b" in failure.text and group.epoch == 1
     assert {told.to_probe for told in told_in(group.all_vote(0))} == {2}
+
+
+def test_of_many_edges_that_are_in_the_way_some_are_named_and_the_word_fits_into_a_frame() -> None:
+    group = Surveyed("a", "b", "c")
+    question = solve_in(group.measure_all(group.all_vote()))
+    edges = ((0, 1), (0, 2)) * 125_000  # what a group of a thousand lacks that falls apart into halves
+    failed = failures_in(group.master.handle(Solved("g", question.number, edges=edges)))["a"]
+    assert len(failed.failure.details["edges"]) == EDGES_TOLD
+    assert "a -> b, a -> c, a -> b, a -> c, a -> b, a -> c and 249994 more. Let" in failed.failure.text
+    assert len(frames.encode(failed)) < 1 << 20
 
 
 def test_figures_that_make_no_sense_or_are_about_others_are_ignored() -> None:
