@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -31,6 +32,8 @@ _SERVICE = "\x1f"
 """What the name of who connects begins with if it wants no link, but a service; no peer's id does."""
 _PROBE = "probe"
 PROBE_HANDSHAKE_TIMEOUT_S = 3.0
+_UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES}
+"""What the network, or a firewall, says of a way that is none."""
 
 
 class Owner(Handler, Protocol):
@@ -257,7 +260,9 @@ class Mesh:
         try:
             sock, _ = dialing.connect(Address.parse(address), "tcp")
         except OSError as error:
-            raise UnreachableError(f"{address} can't be reached: {error}") from error
+            if isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
+                raise UnreachableError(f"{address} can't be reached: {error}") from error
+            raise  # this side's own trouble, too many open files for instance: it says nothing about the way
         return _with(peer_id, dialing.greet(sock, self._key, _SERVICE + _PROBE, [], PROBE_HANDSHAKE_TIMEOUT_S)).sock
 
     def _serve_probe(self, meeting: Meeting) -> None:
