@@ -18,36 +18,60 @@ class Figure:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What an edge was last seen to carry, while nothing is known of it."""
+
+    rate: float
+    at: float
+
+
 class Bandwidth:
     """The figures of one group. Within a host there is no limit, and nothing to know."""
 
     def __init__(self) -> None:
         self._figures: dict[str, dict[str, Figure]] = {}
         """By source, then by target."""
+        self._seen: dict[tuple[str, str], Sight] = {}
+        """Of unknown edges. An edge that fell is one: a probe from before then, told again, must not raise it."""
 
     def _known(self, source: str, target: str) -> Figure | None:
         row = self._figures.get(source)
         return None if row is None else row.get(target)
 
     def probed(self, source: str, target: str, rate: float, at: float) -> None:
-        """An edge was measured at this time; an older word on it is ignored."""
+        """An edge was measured at this time; an older word on it is ignored, and one from before it fell as well."""
         known = self._known(source, target)
-        if source != target and (known is None or known.at <= at):
-            self._figures.setdefault(source, {})[target] = Figure(rate, rate, at)
+        if source == target or (known is not None and known.at > at):
+            return
+        seen = self._seen.get((source, target))
+        if seen is not None and seen.at >= at:
+            if not rate or seen.rate < FALLEN * rate:
+                return
+            figure = Figure(seen.rate, max(seen.rate, rate), seen.at)
+        else:
+            figure = Figure(rate, rate, at)
+        self._seen.pop((source, target), None)
+        self._figures.setdefault(source, {})[target] = figure
 
     def observed(self, source: str, target: str, rate: float, at: float) -> bool:
         """A busy link carried so much. Returns whether the edge has fallen, and is unknown from now on.
 
-        What is not known stays unknown: the traffic may have been less than the edge can carry.
+        What is not known stays unknown, since the traffic may have been less than the edge can carry; but what was
+        seen is compared with an older probe of which we hear only later.
         """
         known = self._known(source, target)
-        if known is None or not known.rate or at < known.at:
+        if source == target or (known is not None and (not known.rate or at < known.at)):
             return False
-        if rate < FALLEN * known.reference:
+        if known is not None and rate >= FALLEN * known.reference:
+            known.rate, known.reference, known.at = rate, max(rate, known.reference), at
+            return False
+        seen = self._seen.get((source, target))
+        if seen is None or seen.at <= at:
+            self._seen[source, target] = Sight(rate, at)
+        if known is not None:
             del self._figures[source][target]
-            return True
-        known.rate, known.reference, known.at = rate, max(rate, known.reference), at
-        return False
+        return known is not None
 
     def lacks(self, source: str, target: str) -> bool:
         """Whether the edge has to be probed: it is unknown, or could not connect when it was tried."""
@@ -55,7 +79,7 @@ class Bandwidth:
         return source != target and (known is None or not known.rate)
 
     def rate(self, source: str, target: str) -> float | None:
-        """Bytes per second from host to host, if they are known."""
+        """Bytes per second from host to host, if they are known: what was measured or seen last."""
         if source == target:
             return float("inf")
         known = self._known(source, target)
@@ -71,6 +95,7 @@ class Bandwidth:
         self._figures.pop(host, None)
         for row in self._figures.values():
             row.pop(host, None)
+        self._seen = {edge: seen for edge, seen in self._seen.items() if host not in edge}
 
     def forget_unreachable(self, host: str) -> None:
         """A peer of this host died: what could not connect may just have been its listener."""

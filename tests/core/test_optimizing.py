@@ -27,6 +27,7 @@ from ray_pccl.control.messages import (
     Withdraw,
 )
 from ray_pccl.errors import ProtocolError
+from ray_pccl.peer.network import Network
 from ray_pccl.peer.topology import read
 from ray_pccl.types import Member
 from tests.core.driven import TOPOLOGY
@@ -112,6 +113,19 @@ def test_only_what_is_not_known_is_measured() -> None:
     actions = group.all_vote(1)
     ((dialler, probe),) = probes_in(actions).items()
     assert (dialler, probe.other, probe.sends, probe.receives) == ("b", "a", False, True)
+
+
+def test_an_edge_that_has_fallen_is_measured_again_though_its_dialler_was_away_in_between() -> None:
+    group = Surveyed("a", "b", "c")
+    network = Network("c")
+    network.probed((1, 1), (Edge("c", "a", 100.0), Edge("a", "c", 100.0)), now=0.0)
+    group.optimized("acb")
+    group.master.at(10.0)
+    group.master.say("a", Observed((Edge("a", "c", 20.0),)))
+    group.master.at(20.0)
+    for message in network.again(20.0):  # as after each reconnect
+        group.master.say("c", message)
+    assert pairs_in(group.all_vote(1)) == {"ac"}
 
 
 def test_newcomers_edges_are_all_that_is_measured_after_an_admission() -> None:

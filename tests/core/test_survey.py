@@ -113,6 +113,37 @@ def test_an_observation_makes_no_unknown_edge_known() -> None:
     assert bandwidth.lacks("x", "y")
 
 
+def test_a_probe_from_before_an_edge_fell_does_not_raise_it_when_it_is_told_again() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.probed("x", "y", 100.0, at=0.0)
+    assert bandwidth.observed("x", "y", 20.0, at=10.0)
+    bandwidth.probed("x", "y", 100.0, at=0.0)
+    assert bandwidth.lacks("x", "y")
+    bandwidth.probed("x", "y", 90.0, at=11.0)
+    assert bandwidth.rate("x", "y") == 90.0
+    assert not bandwidth.observed("x", "y", 20.0, at=10.0)  # told again as well, and older than the probe
+
+
+def test_what_was_seen_of_an_unknown_edge_is_compared_with_an_older_probe_that_is_told_later() -> None:
+    """After a restart of the master one peer tells what it has probed, and another what it has seen of that edge."""
+    bandwidth = Bandwidth()
+    bandwidth.observed("x", "y", 20.0, at=10.0)
+    bandwidth.probed("x", "y", 100.0, at=0.0)
+    assert bandwidth.lacks("x", "y")
+    bandwidth.observed("x", "z", 60.0, at=10.0)
+    bandwidth.probed("x", "z", 100.0, at=0.0)
+    assert bandwidth.rate("x", "z") == 60.0 and bandwidth.measured_at("x", "z") == 10.0
+    assert bandwidth.observed("x", "z", 49.0, at=11.0)
+
+
+def test_a_host_that_is_forgotten_has_no_past() -> None:
+    bandwidth = Bandwidth()
+    bandwidth.observed("x", "y", 20.0, at=10.0)
+    bandwidth.forget("y")
+    bandwidth.probed("x", "y", 100.0, at=0.0)
+    assert bandwidth.rate("x", "y") == 100.0
+
+
 def test_what_is_better_than_measured_raises_what_is_expected() -> None:
     bandwidth = Bandwidth()
     bandwidth.probed("x", "y", 100.0, at=0.0)

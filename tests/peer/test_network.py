@@ -100,3 +100,16 @@ def test_what_a_peer_of_a_large_group_knows_is_told_in_parts() -> None:
     edges = tuple(Edge("a", f"p{number}", 1.0) for number in range(2 * EDGES_A_MESSAGE + 1))
     network.probed((1, 1), edges, 0.0)
     assert [len(message.edges) for message in network.again(0.0)] == [EDGES_A_MESSAGE, EDGES_A_MESSAGE, 1]
+
+
+def test_what_was_last_seen_of_a_link_is_told_again_with_what_was_probed() -> None:
+    network = Network("a")
+    network.probed((1, 1), (Edge("a", "b", 100.0), Edge("a", "c", 100.0)), 0.0)
+    network.observed("b", 20.0, 10.0)
+    assert len(network.again(11.0)) == 1  # it will be told for the first time
+    network.to_tell(11.0)
+    probed, seen = network.again(15.0)
+    assert probed == Measured((Edge("a", "b", 100.0, 15.0), Edge("a", "c", 100.0, 15.0)))
+    assert seen == Observed((Edge("a", "b", 20.0, 5.0),))
+    network.keep({"a", "c"})
+    assert network.again(15.0) == [Measured((Edge("a", "c", 100.0, 15.0),))]
