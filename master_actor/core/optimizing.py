@@ -32,6 +32,8 @@ PROBE_PATIENCE_S = 9.0
 """How much longer than its data a probe may take: it dials twice, and its partner may hold its interpreter."""
 QUIET_S = 1.0
 """How much longer than its data a probe takes as a rule."""
+MOST_RATE = 1e15
+"""Bytes per second. Whoever tells of more is wrong, and sums and 32-bit floats are to stay finite."""
 EDGES_NAMED = 6
 EDGES_TOLD = 1000
 """Where a group falls apart, a quarter of all its edges may be in the way: more than a frame can carry."""
@@ -206,8 +208,9 @@ class Optimizer:
         return self.survey is None
 
     def observed(self, peer_id: str, message: Observed, now: float) -> None:
-        """A peer tells what its links carried."""
-        self._take(peer_id, message.edges, now, self.bandwidth.observed)
+        """A peer tells what its links carried. What was found in the background was found with what is wrong now."""
+        if self._take(peer_id, message.edges, now, self.bandwidth.observed):
+            self.better = self._in_background = None
 
     def lost(self, gone: Member, now: float) -> None:
         """A member is gone, and a round will follow: nobody need be told here that this may have ended the survey."""
@@ -227,14 +230,18 @@ class Optimizer:
         self.better = self._applied = self._in_background = None
 
     def _take(
-        self, peer_id: str, edges: tuple[Edge, ...], now: float, put: Callable[[str, str, float, float], object]
-    ) -> None:
+        self, peer_id: str, edges: tuple[Edge, ...], now: float, put: Callable[[str, str, float, float], bool | None]
+    ) -> bool:
+        """Hands over what makes sense. Returns whether an edge has fallen."""
+        fell = False
         host_of = {member.peer_id: member.host for member in self._members()}
         for edge in edges:
             ends = (edge.source, edge.target)
             sound = edge.rate is not None and 0 <= edge.rate < math.inf and 0 <= edge.age_s < math.inf
             if sound and edge.rate is not None and peer_id in ends and all(end in host_of for end in ends):
-                put(host_of[edge.source], host_of[edge.target], edge.rate, now - edge.age_s)
+                rate = min(edge.rate, MOST_RATE)
+                fell |= bool(put(host_of[edge.source], host_of[edge.target], rate, now - edge.age_s))
+        return fell
 
     def _go_on(self, now: float) -> None:
         """Begins the next round of the survey, if this one is over."""

@@ -8,7 +8,7 @@ import pytest
 
 from master_actor.core.actions import Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
-from master_actor.core.optimizing import EDGES_TOLD, PROBE_PATIENCE_S, SOLVER_PATIENCE_S
+from master_actor.core.optimizing import EDGES_TOLD, MOST_RATE, PROBE_PATIENCE_S, SOLVER_PATIENCE_S
 from master_actor.core.phases import Phase
 from master_actor.core.records import EpochBegan, VoteCounted
 from master_actor.core.topology import MOST_HOSTS, describe
@@ -437,6 +437,18 @@ def test_what_the_background_found_is_dropped_if_it_is_no_better_or_members_are_
     assert served_in(group.all_vote(2, TOPOLOGY)) and group.order == ["a", "c", "b"]
 
 
+@pytest.mark.parametrize("falls", ["before it was found", "after it was found"])
+def test_what_the_background_found_is_dropped_if_an_edge_has_fallen_since(falls: str) -> None:
+    group = Surveyed("a", "b", "c", "d")
+    question = solve_in(group.optimized("acbd", bottleneck=200.0, optimal=False))
+    group.master.at(10.0)
+    if falls == "after it was found":
+        group.solve(question, "adcb", bottleneck=300.0)
+    group.master.say("a", Observed((Edge("a", "d", 1.0),)))
+    group.solve(question, "adcb", bottleneck=300.0)
+    assert served_in(group.all_vote(1, TOPOLOGY)) and group.order == ["a", "c", "b", "d"]
+
+
 # --------------------------------------------------------------------------------------------------------- topology()
 
 
@@ -450,6 +462,13 @@ def test_the_topology_tells_order_matrix_hosts_bottleneck_and_age() -> None:
     assert topology.matrix["a", "c"] == 100.0 and topology.matrix["c", "a"] == 50.0
     assert topology.matrix["b", "c"] == math.inf
     assert (topology.bottleneck, topology.age_s) == (50.0, 7.0)
+
+
+def test_an_absurd_rate_is_cut_to_what_the_topology_can_tell() -> None:
+    group = Surveyed("a", "b")
+    group.master.say("a", Measured((Edge("a", "b", 1e300), Edge("b", "a", 1e300))))
+    (action,) = group.master.say("a", Query(3, Question.TOPOLOGY))
+    assert read(action.message.values).bottleneck == pytest.approx(MOST_RATE)  # type: ignore[union-attr]
 
 
 def test_a_topology_of_which_nothing_is_known_says_so() -> None:
