@@ -14,7 +14,7 @@ class Figure:
 
     rate: float
     reference: float
-    """What later observations are compared with: the last probe, or the best seen since."""
+    """The last probe, or the best seen since: what observations are compared with, and rings are ordered by."""
     at: float
 
 
@@ -84,6 +84,17 @@ class Bandwidth:
             return float("inf")
         known = self._known(source, target)
         return None if known is None else known.rate
+
+    def reference(self, source: str, target: str) -> float | None:
+        """Bytes per second that the edge is good for: what it was last probed at, or the best that was seen since.
+
+        Rings are ordered by this. One connection carries a little less than the several of a probe, and only edges of
+        the ring are ever seen: by what was seen last, the edges in use would always look worse than all others.
+        """
+        if source == target:
+            return float("inf")
+        known = self._known(source, target)
+        return None if known is None else known.reference
 
     def measured_at(self, source: str, target: str) -> float | None:
         """When the edge was measured last."""

@@ -281,7 +281,7 @@ class Optimizer:
     def _rate(self, source: Member, target: Member, avoid: Collection[Link]) -> float:
         if avoid and frozenset((source.peer_id, target.peer_id)) in avoid:
             return 0.0
-        rate = self.bandwidth.rate(source.host, target.host)
+        rate = self.bandwidth.reference(source.host, target.host)
         return math.nan if rate is None else rate
 
     def _present(self, found: Ring) -> Ring | None:

@@ -128,6 +128,18 @@ def test_an_edge_that_has_fallen_is_measured_again_though_its_dialler_was_away_i
     assert pairs_in(group.all_vote(1)) == {"ac"}
 
 
+def test_the_ring_does_not_wander_if_its_edges_carry_a_little_less_than_was_probed() -> None:
+    group = Surveyed("a", "b", "c")
+    group.optimized("acb")
+    group.master.at(10.0)
+    for edge in ("ac", "cb", "ba"):
+        group.master.say(edge[0], Observed((Edge(edge[0], edge[1], 80.0),)))
+    question = solve_in(group.all_vote(1))
+    assert {rate for row in question.bandwidth for rate in row} == {100.0, math.inf}
+    assert served_in(group.solve(question, "abc", bottleneck=100.0)) and group.order == ["a", "c", "b"]
+    assert group.master.group().optimizer.bandwidth.rate("on-a", "on-c") == 80.0  # which is what users see
+
+
 def test_newcomers_edges_are_all_that_is_measured_after_an_admission() -> None:
     group = Surveyed("a", "b")
     group.measure_all(group.all_vote())
