@@ -3,7 +3,8 @@
 A sample begins when a socket is full and ends when the queue before it is empty: in between the sender always had more
 to send, so what was acknowledged is what the way carried. Unless the receiver was the slow one: the kernel knows for
 how long its window, and not the network, held the sender up. And unless this thread was the slow one, with a core that
-others had: the kernel knows for how long it had something to send, and only that time counts. `docs/design/topology.md` says what else is left out.
+others had: the kernel knows for how long it had something to send, and only that time counts.
+`docs/design/topology.md` says what else is left out.
 """
 
 from __future__ import annotations

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ray_pccl.ring import dialing
+from ray_pccl.ring.dialing import Meeting
 from ray_pccl.ring.link import Link
 from ray_pccl.ring.mesh import Mesh
 from ray_pccl.ring.wire import Frame
+from ray_pccl.testing import eventually
 from ray_pccl.topology.probing import Direction, Plan
 
 BRIEFLY = Plan(2, 0.1)
@@ -83,3 +89,55 @@ def test_only_what_the_network_says_makes_an_edge_useless_and_this_sides_own_tro
     a, b = meshes
     monkeypatch.setattr(dialing, "connect", fails)
     assert b.probe(str(a.address), "a", BRIEFLY) == {Direction.THERE: rate, Direction.BACK: rate}
+
+
+def _sockets() -> set[str]:
+    """The sockets that this process holds."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def _sockets_of_a_child() -> set[str]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, "\n".join(_sockets()).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        found = set(told.read().split("\n"))
+    os.waitpid(child, 0)
+    return found
+
+
+def test_a_child_that_is_forked_in_mid_probe_keeps_no_socket_of_it(meshes: tuple[Mesh, Mesh]) -> None:
+    a, b = meshes
+    quiet = _sockets()
+    probing = threading.Thread(target=b.probe, args=(str(a.address), "a", Plan(4, 1.0)))
+    probing.start()
+    eventually(lambda: len(_sockets()) >= len(quiet) + 16, 5, "all connections of the probe are made")
+    assert not _sockets_of_a_child() - quiet
+    probing.join(10)
+
+
+def test_a_child_that_is_forked_while_a_service_runs_keeps_no_socket_of_it(meshes: tuple[Mesh, Mesh]) -> None:
+    """Neither of who asks nor of who serves; and none of a connection that has not proved itself yet."""
+    a, b = meshes
+    served, over = threading.Event(), threading.Event()
+
+    def serve(_: Meeting) -> None:
+        served.set()
+        over.wait(10)
+
+    a.services["wait"] = serve
+    quiet = _sockets()
+    with contextlib.closing(b.call_on(str(a.address), "a", "wait", 5.0).sock):
+        assert served.wait(5)
+        with socket.create_connection((a.address.host, a.address.port)) as stranger:
+            assert stranger.recv(1)  # the other end shakes hands
+            ours = f"socket:[{os.fstat(stranger.fileno()).st_ino}]"
+            assert _sockets_of_a_child() - quiet == {ours}
+    over.set()
