@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,9 +95,9 @@ def test_only_what_the_network_says_makes_an_edge_useless_and_this_sides_own_tro
 def _sockets() -> set[str]:
     """The sockets that this process holds."""
     found = set()
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+            found.add(str(descriptor.readlink()))
     return {name for name in found if name.startswith("socket:")}
 
 
@@ -108,7 +109,7 @@ def _sockets_of_a_child() -> set[str]:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as told:
-        found = set(told.read().split("\n"))
+        found = set(told.read().split())
     os.waitpid(child, 0)
     return found
 
