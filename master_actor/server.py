@@ -115,6 +115,8 @@ class Server:
         self._sentinels: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._searches: set[asyncio.Task[None]] = set()
+        self._search_of: dict[str, asyncio.Task[None]] = {}
+        """The last one of each group: a newer question makes an older one idle."""
         self._listener: asyncio.Server | None = None
         self._listening: socket.socket | None = None
         self.endpoint: Endpoint
@@ -374,9 +376,7 @@ class Server:
                 log.error("%s", action.what, exc_info=action.error)
                 continue
             if isinstance(action, Solve):
-                search = asyncio.get_running_loop().create_task(self._solve(action))
-                self._searches.add(search)
-                search.add_done_callback(self._searches.discard)
+                self._begin_search(action)
                 continue
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
@@ -401,6 +401,19 @@ class Server:
             if isinstance(message, VoteFailed):
                 return frames.encode(VoteFailed(message.kind, Failure("PCCLError", str(error))))
             return b""
+
+    def _begin_search(self, question: Solve) -> None:
+        if (older := self._search_of.get(question.group)) is not None:
+            older.cancel()  # it ends its process
+        search = asyncio.get_running_loop().create_task(self._solve(question))
+        self._search_of[question.group] = search
+        self._searches.add(search)
+        search.add_done_callback(partial(self._search_ended, question.group))
+
+    def _search_ended(self, group: str, search: asyncio.Task[None]) -> None:
+        self._searches.discard(search)
+        if self._search_of.get(group) is search:
+            del self._search_of[group]
 
     async def _solve(self, question: Solve) -> None:
         """Has the best ring looked for while everything else goes on."""

@@ -133,6 +133,7 @@ class Optimizer:
             if set(found.order) == set(here):
                 return self._present(found) or found
         if self._search is None or set(self._search.members) != set(here):
+            self._in_background = None  # a new question ends what the solver still does for an old one
             self._search = self._ask_solver(self._budget_s, now)
             self._tell(Stage.SOLVING, self._budget_s + SOLVER_PATIENCE_S)
         return None
