@@ -201,10 +201,11 @@ class Optimizer:
     def measured(self, peer_id: str, message: Measured, now: float) -> bool:
         """A peer has measured edges. Returns whether that ends the survey."""
         self._take(peer_id, message.edges, now, self.bandwidth.probed)
-        if self.survey is None or message.survey != self.survey.number:
+        if self.survey is None:
             return False
-        for edge in message.edges:
+        for edge in message.edges if message.survey == self.survey.number else ():
             self.survey.reported(peer_id, edge.target if edge.source == peer_id else edge.source)
+        self.survey.end_known()
         self._go_on(now)
         return self.survey is None
 

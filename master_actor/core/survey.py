@@ -76,6 +76,11 @@ class Survey:
             if (running.dialler, running.target) == (dialler, target):
                 self._done(pair)
 
+    def end_known(self) -> None:
+        """A report that was lost with its connection is told again, of no survey: its pair is done with, too."""
+        for pair in [pair for pair in self._running if not self._edges(pair)]:
+            self._done(pair)
+
     def lost(self, peer_id: str) -> None:
         """A peer is gone: its pair is not waited for, and tried again where its host has another peer."""
         for pair, running in list(self._running.items()):

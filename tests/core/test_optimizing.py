@@ -404,6 +404,16 @@ def test_a_member_that_reconnects_is_told_again_how_long_to_wait() -> None:
     assert not failures_in(group.master.at(1.0))
 
 
+def test_a_report_that_was_lost_with_its_connection_is_not_waited_for_once_it_is_told_again() -> None:
+    group = Surveyed("a", "b")
+    ((dialler, probe),) = probes_in(group.all_vote()).items()
+    actions = group.master.say(dialler, _returning(group, dialler, (OpenVote(OPTIMIZE, 0, 100.0),)))
+    assert not [action for action in actions if isinstance(action, Solve)]
+    one, other = Edge(dialler, probe.other, 100.0, 0.1), Edge(probe.other, dialler, 100.0, 0.1)
+    assert group.master.say(dialler, Measured((one,))) == []
+    assert solve_in(group.master.say(dialler, Measured((other,))))
+
+
 def test_a_vote_that_was_served_by_the_epoch_is_not_held_again() -> None:
     group = Surveyed("a", "b", "c")
     group.optimized("acb")
