@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FALLEN = 0.5
@@ -34,6 +37,11 @@ class Bandwidth:
         """By source, then by target."""
         self._seen: dict[tuple[str, str], Sight] = {}
         """Of unknown edges. An edge that fell is one: a probe from before then, told again, must not raise it."""
+        self._useless: dict[str, set[str]] = {}
+        """Edges that could not connect, by source: those of which the rate is 0."""
+        self._packed: dict[str, bytes] = {}
+        """What `packed` made of a row, until that changes."""
+        self._packed_for: tuple[str, ...] = ()
 
     def _known(self, source: str, target: str) -> Figure | None:
         row = self._figures.get(source)
@@ -53,6 +61,12 @@ class Bandwidth:
             figure = Figure(rate, rate, at)
         self._seen.pop((source, target), None)
         self._figures.setdefault(source, {})[target] = figure
+        self._packed.pop(source, None)
+        useless = self._useless.setdefault(source, set())
+        if rate:
+            useless.discard(target)
+        else:
+            useless.add(target)
 
     def observed(self, source: str, target: str, rate: float, at: float) -> bool:
         """A busy link carried so much. Returns whether the edge has fallen, and is unknown from now on.
@@ -63,6 +77,7 @@ class Bandwidth:
         known = self._known(source, target)
         if source == target or (known is not None and (not known.rate or at < known.at)):
             return False
+        self._packed.pop(source, None)
         if known is not None and rate >= FALLEN * known.reference:
             known.rate, known.reference, known.at = rate, max(rate, known.reference), at
             return False
@@ -77,6 +92,40 @@ class Bandwidth:
         """Whether the edge has to be probed: it is unknown, or could not connect when it was tried."""
         known = self._known(source, target)
         return source != target and (known is None or not known.rate)
+
+    def lacking(self, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """All edges between these hosts that `lacks` is true of: by source, in the order of the hosts."""
+        everyone = set(hosts)
+        edges: dict[str, list[str]] = {}
+        for source in hosts:
+            gap = everyone.difference(self._figures.get(source, {}))
+            gap |= self._useless.get(source, set()) & everyone
+            gap.discard(source)
+            edges[source] = [target for target in hosts if target in gap] if gap else []
+        return edges
+
+    def references(self, source: str, hosts: Sequence[str]) -> list[float]:
+        """What `reference` says of the edges from a host to each of these; nan where nothing is known."""
+        known = self._figures.get(source, {}).get
+        rates = [math.nan if (figure := known(target)) is None else figure.reference for target in hosts]
+        rates[hosts.index(source)] = math.inf
+        return rates
+
+    def packed(self, hosts: Sequence[str]) -> bytes:
+        """What `rate` says of the edges from each host to each, as 32-bit floats; nan where nothing is known.
+
+        Rows that have not changed since the last time cost nothing: with many hosts, it is asked for often.
+        """
+        if self._packed_for != tuple(hosts):
+            self._packed_for = tuple(hosts)
+            self._packed.clear()
+        for place, source in enumerate(hosts):
+            if source not in self._packed:
+                known = self._figures.get(source, {}).get
+                row = array("f", [math.nan if (figure := known(to)) is None else figure.rate for to in hosts])
+                row[place] = math.inf
+                self._packed[source] = row.tobytes()
+        return b"".join(map(self._packed.__getitem__, hosts))
 
     def rate(self, source: str, target: str) -> float | None:
         """Bytes per second from host to host, if they are known: what was measured or seen last."""
@@ -104,12 +153,18 @@ class Bandwidth:
     def forget(self, host: str) -> None:
         """Nothing is known any more about the edges of a host."""
         self._figures.pop(host, None)
+        self._useless.pop(host, None)
         for row in self._figures.values():
             row.pop(host, None)
+        for targets in self._useless.values():
+            targets.discard(host)
         self._seen = {edge: seen for edge, seen in self._seen.items() if host not in edge}
+        self._packed.clear()
 
     def forget_unreachable(self, host: str) -> None:
         """A peer of this host died: what could not connect may just have been its listener."""
-        for source, row in self._figures.items():
-            for target in [target for target, known in row.items() if not known.rate and host in (source, target)]:
-                del row[target]
+        for source, targets in self._useless.items():
+            for target in [target for target in targets if host in (source, target)]:
+                del self._figures[source][target]
+                targets.discard(target)
+                self._packed.pop(source, None)

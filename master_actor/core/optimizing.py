@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
+from itertools import permutations
 
 from master_actor.core.actions import Action, Send, Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
@@ -119,7 +120,7 @@ class Optimizer:
         if not self._surveyed:
             self._surveyed = True
             hosts = list(dict.fromkeys(member.host for member in self._members()))
-            self.survey = Survey(self._next_round(), hosts, self.bandwidth.lacks)
+            self.survey = Survey(self._next_round(), self.bandwidth.lacking(hosts), self.bandwidth.lacks)
             self._go_on(now)
         if self.survey is not None:
             return None
@@ -205,7 +206,8 @@ class Optimizer:
             return False
         for edge in message.edges if message.survey == self.survey.number else ():
             self.survey.reported(peer_id, edge.target if edge.source == peer_id else edge.source)
-        self.survey.end_known()
+        if message.survey != self.survey.number:
+            self.survey.end_known()
         self._go_on(now)
         return self.survey is None
 
@@ -274,11 +276,27 @@ class Optimizer:
         members = self._members()
         numbers = {host: number for number, host in enumerate(dict.fromkeys(member.host for member in members))}
         hosts = tuple(numbers[member.host] for member in members)
-        avoid = self._avoid()
-        bandwidth = tuple(tuple(self._rate(source, target, avoid) for target in members) for source in members)
-        self._emit(Solve(self._group, self._searches, bandwidth, hosts, budget_s))
+        self._emit(Solve(self._group, self._searches, self._matrix(members, tuple(numbers), hosts), hosts, budget_s))
         ids = tuple(member.peer_id for member in members)
         return _Search(self._searches, ids, now + budget_s + SOLVER_PATIENCE_S)
+
+    def _matrix(
+        self, members: list[Member], names: tuple[str, ...], hosts: tuple[int, ...]
+    ) -> tuple[tuple[float, ...], ...]:
+        """What the solver is told. Members of one host share a row, unless links of theirs are to be avoided."""
+        rows = []
+        for name in names:
+            rates = self.bandwidth.references(name, names)
+            rows.append(tuple(rates) if len(hosts) == len(names) else tuple(rates[host] for host in hosts))
+        matrix = [rows[host] for host in hosts]
+        place = {member.peer_id: number for number, member in enumerate(members)}
+        for link in self._avoid():
+            for source, target in permutations(link):
+                if source in place and target in place:
+                    row = list(matrix[place[source]])
+                    row[place[target]] = 0.0
+                    matrix[place[source]] = tuple(row)
+        return tuple(matrix)
 
     def _rate(self, source: Member, target: Member, avoid: Collection[Link]) -> float:
         if avoid and frozenset((source.peer_id, target.peer_id)) in avoid:
