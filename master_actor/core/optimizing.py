@@ -108,19 +108,14 @@ class Optimizer:
         """Whether something is under way that has an end of its own."""
         return self.survey is not None or self._search is not None
 
-    @property
-    def deadlines(self) -> list[float]:
-        """When what is under way is given up, at the latest."""
-        searching = [self._search.deadline] if self._search is not None else []
-        surveying = (self.survey.deadlines or [self._quiet_at]) if self.survey is not None else []
-        return [*searching, *surveying]
-
     def advance(self, now: float) -> Ring | Failure | None:
         """All members are in the call: takes the next step, and returns the outcome once there is one."""
         if not self._surveyed:
             self._surveyed = True
             hosts = list(dict.fromkeys(member.host for member in self._members()))
             self.survey = Survey(self._next_round(), self.bandwidth.lacking(hosts), self.bandwidth.lacks)
+            if now < self._quiet_at and not self.survey.is_over:
+                self._tell(Stage.PROBING, self._quiet_at - now + self._patience_s)
             self._go_on(now)
         if self.survey is not None:
             return None
@@ -142,6 +137,11 @@ class Optimizer:
     @property
     def _budget_s(self) -> float:
         return min(LONGEST_BUDGET_S, BUDGET_S * max(1.0, len(self._members()) / 100))
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a round of probes may take."""
+        return 2 * self._settings.probe_ms / 1000 + PROBE_PATIENCE_S
 
     def reset(self) -> None:
         """Nobody waits for an outcome any more. What was measured is kept."""
@@ -252,10 +252,9 @@ class Optimizer:
         survey = self.survey
         if survey is None or not survey.is_between_rounds or (now < self._quiet_at and not survey.is_over):
             return
-        patience = 2 * self._settings.probe_ms / 1000 + PROBE_PATIENCE_S
-        orders = survey.next_round(self._members(), now + patience)
+        orders = survey.next_round(self._members(), now + self._patience_s)
         if survey.to_probe:
-            self._tell(Stage.PROBING, patience)
+            self._tell(Stage.PROBING, self._patience_s)
         for dialler, probe in orders:
             self._emit(Send(dialler, probe))
         if survey.is_over:

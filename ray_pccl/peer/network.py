@@ -22,6 +22,8 @@ class Network:
         self._last: dict[str, tuple[float, float]] = {}
         """What it told of each link."""
         self._told = 0.0
+        self.surveyed = False
+        """Whether a master has ever asked about this network. To others, what links carry would be told for nothing."""
 
     def probed(self, survey: Round, edges: tuple[Edge, ...], now: float) -> Measured:
         """A probe has ended: what to tell."""
@@ -41,7 +43,7 @@ class Network:
 
         The best since the last word counts: a sample may have been disturbed, but a link that fell has no good ones.
         """
-        if target not in self._observed or rate > self._observed[target][0]:
+        if self.surveyed and (target not in self._observed or rate > self._observed[target][0]):
             self._observed[target] = (rate, now)
 
     def to_tell(self, now: float) -> Observed | None:

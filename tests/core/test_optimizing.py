@@ -365,6 +365,19 @@ def test_figures_that_make_no_sense_or_are_about_others_are_ignored() -> None:
     assert {told.to_probe for told in told_in(group.all_vote())} == {6}
 
 
+def test_who_waits_for_probes_of_an_earlier_call_to_end_is_told_for_how_long() -> None:
+    group = Surveyed("a", "b", "c")
+    group.all_vote(timeout_s=1.0)
+    for peer in "abc":
+        group.master.say(peer, Withdraw(OPTIMIZE))
+    actions = group.all_vote(timeout_s=1.0)
+    assert not probes_in(actions)
+    assert [(word.stage, word.probed, word.to_probe) for word in told_in(actions)] == [("probing", 0, 6)] * 3
+    waits = group.master.group().optimizer._quiet_at - group.master.now
+    assert told_in(actions)[0].within_s > waits + PROBE_PATIENCE_S
+    assert probes_in(group.master.at(group.master.now + waits))
+
+
 # -------------------------------------------------------------------------------------------------- the master's death
 
 
