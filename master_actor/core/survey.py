@@ -54,7 +54,8 @@ class Survey:
         for member in members:
             speakers.setdefault(member.host, member)
         busy: set[str] = set()
-        orders, later = [], []
+        orders: list[tuple[str, Probe]] = []
+        later: list[tuple[Pair, int]] = []
         # With some edges known, rounds have gaps that only pairs far behind could fill, if any: not worth the search.
         while self._waiting and len(busy) + 1 < len(speakers) and len(later) < LOOK_AHEAD * len(speakers):
             pair, edges = self._waiting.popleft()
