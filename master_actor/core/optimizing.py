@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from itertools import permutations
 
 from master_actor.core.actions import Action, Send, Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
+from master_actor.core.matrix import matrix, worth_of
 from master_actor.core.ring import Edge as Link
 from master_actor.core.survey import Survey
 from ray_pccl.control.messages import Edge, Failure, Measured, Observed, Round, Surveying
@@ -273,49 +273,18 @@ class Optimizer:
     def _ask_solver(self, budget_s: float, now: float) -> _Search:
         self._searches += 1
         members = self._members()
-        numbers = {host: number for number, host in enumerate(dict.fromkeys(member.host for member in members))}
-        hosts = tuple(numbers[member.host] for member in members)
-        self._emit(Solve(self._group, self._searches, self._matrix(members, tuple(numbers), hosts), hosts, budget_s))
+        hosts, rates = matrix(members, self.bandwidth, self._avoid())
+        self._emit(Solve(self._group, self._searches, rates, hosts, budget_s))
         ids = tuple(member.peer_id for member in members)
         return _Search(self._searches, ids, now + budget_s + SOLVER_PATIENCE_S)
-
-    def _matrix(
-        self, members: list[Member], names: tuple[str, ...], hosts: tuple[int, ...]
-    ) -> tuple[tuple[float, ...], ...]:
-        """What the solver is told. Members of one host share a row, unless links of theirs are to be avoided."""
-        rows = []
-        for name in names:
-            rates = self.bandwidth.references(name, names)
-            rows.append(tuple(rates) if len(hosts) == len(names) else tuple(rates[host] for host in hosts))
-        matrix = [rows[host] for host in hosts]
-        place = {member.peer_id: number for number, member in enumerate(members)}
-        for link in self._avoid():
-            for source, target in permutations(link):
-                if source in place and target in place:
-                    row = list(matrix[place[source]])
-                    row[place[target]] = 0.0
-                    matrix[place[source]] = tuple(row)
-        return tuple(matrix)
-
-    def _rate(self, source: Member, target: Member, avoid: Collection[Link]) -> float:
-        if avoid and frozenset((source.peer_id, target.peer_id)) in avoid:
-            return 0.0
-        rate = self.bandwidth.reference(source.host, target.host)
-        return math.nan if rate is None else rate
 
     def _present(self, found: Ring) -> Ring | None:
         """The ring as it is, if what was found is not worth a new epoch: figures are never exact."""
         members = self._members()
-        avoid, hosts = self._avoid(), [member.host for member in members]
-        pairs = list(zip(members, [*members[1:], *members[:1]], strict=True))
-        across = [(source, target) for source, target in pairs if source.host != target.host]
-        rates = [self._rate(source, target, avoid) for source, target in across]
-        if len(across) != len(set(hosts)) or not all(rate > 0 for rate in rates):
+        worth = worth_of(members, self.bandwidth, self._avoid())
+        if worth is None or _is_better(found.worth, worth):
             return None
-        worth = (min(rates), sum(rates))
-        if not _is_better(found.worth, worth):
-            return Ring(tuple(member.peer_id for member in members), worth, found.optimal)
-        return None
+        return Ring(tuple(member.peer_id for member in members), worth, found.optimal)
 
     def _outcome(self, answer: Solved, members: tuple[str, ...]) -> Ring | Failure:
         if answer.error:

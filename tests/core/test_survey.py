@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from master_actor.core.bandwidth import Bandwidth
-from master_actor.core.survey import Survey, tournament
+from master_actor.core.survey import LOOK_AHEAD, Survey, tournament
 from ray_pccl.types import Member
 
 
@@ -67,6 +67,26 @@ def test_whatever_is_known_each_pair_that_is_lacking_is_measured_once_in_not_man
     assert len(pairs) == len(set(pairs)) == len(lacking)
     busiest = max(sum(name in pair for pair in lacking) for name in names)
     assert busiest <= len(made) <= 2 * busiest
+
+
+def test_a_round_does_not_go_through_all_pairs_for_one_that_fits() -> None:
+    """With a thousand hosts there are half a million, and everyone waits for the master's loop."""
+    choose, asked = random.Random(1), 0
+    names = [f"h{number}" for number in range(100)]
+    lacking = {(a, b) for a in names for b in names if a < b and choose.random() > 0.5}
+
+    def lacks(a: str, b: str) -> bool:
+        nonlocal asked
+        asked += 1
+        return (a, b) in lacking
+
+    survey = _survey(names, lacks)
+    while not survey.is_over:
+        asked = 0
+        orders = survey.next_round(_members(*names), 10.0)
+        assert asked <= 2 * (LOOK_AHEAD * len(names) + 2 * len(orders))
+        for dialler, probe in orders:
+            survey.reported(dialler, probe.other)
 
 
 def test_only_what_is_lacking_is_measured_and_only_in_the_direction_that_is() -> None:
