@@ -51,13 +51,16 @@ from ray_pccl.control.endpoint import Endpoint, new_key
 from ray_pccl.control.messages import (
     Beat,
     Evicted,
+    Failure,
     Join,
     Message,
     Refused,
     Register,
     Registered,
+    Reply,
     Seen,
     ToMaster,
+    VoteFailed,
     Watch,
     Welcome,
 )
@@ -112,6 +115,8 @@ class Server:
         self._sentinels: dict[str, Connection] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._searches: set[asyncio.Task[None]] = set()
+        self._search_of: dict[str, asyncio.Task[None]] = {}
+        """The last one of each group: a newer question makes an older one idle."""
         self._listener: asyncio.Server | None = None
         self._listening: socket.socket | None = None
         self.endpoint: Endpoint
@@ -371,21 +376,44 @@ class Server:
                 log.error("%s", action.what, exc_info=action.error)
                 continue
             if isinstance(action, Solve):
-                search = asyncio.get_running_loop().create_task(self._solve(action))
-                self._searches.add(search)
-                search.add_done_callback(self._searches.discard)
+                self._begin_search(action)
                 continue
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
             if encoded[0] is not action.message:  # a push to all is encoded once
-                try:
-                    encoded = (action.message, frames.encode(action.message))
-                except ProtocolError as error:
-                    connection.drop(str(error))
-                    continue
+                encoded = (action.message, self._encode(action.message))
             connection.send(encoded[1])
             if isinstance(action.message, Evicted | Refused):
                 connection.show_out()
+
+    @staticmethod
+    def _encode(message: Message) -> bytes:
+        """The frame of a message. What no frame carries is the master's fault, and the receiver is not dropped for it.
+
+        Who waits for such an answer is told why there is none; all else that a peer waits for has a deadline there.
+        """
+        try:
+            return frames.encode(message)
+        except ProtocolError as error:
+            log.error("what no frame can carry was not sent: %s", error)
+            if isinstance(message, Reply):
+                return frames.encode(Reply(message.number, failure=Failure("ProtocolError", str(error))))
+            if isinstance(message, VoteFailed):
+                return frames.encode(VoteFailed(message.kind, Failure("PCCLError", str(error))))
+            return b""
+
+    def _begin_search(self, question: Solve) -> None:
+        if (older := self._search_of.get(question.group)) is not None:
+            older.cancel()  # it ends its process
+        search = asyncio.get_running_loop().create_task(self._solve(question))
+        self._search_of[question.group] = search
+        self._searches.add(search)
+        search.add_done_callback(partial(self._search_ended, question.group))
+
+    def _search_ended(self, group: str, search: asyncio.Task[None]) -> None:
+        self._searches.discard(search)
+        if self._search_of.get(group) is search:
+            del self._search_of[group]
 
     async def _solve(self, question: Solve) -> None:
         """Has the best ring looked for while everything else goes on."""

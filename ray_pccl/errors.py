@@ -132,7 +132,7 @@ class NoRingError(PCCLError, ValueError):
     """Every ring would need an edge that can't connect. ``edges`` names those in the way: a ring needs one of them."""
 
     edges: tuple[tuple[Any, Any], ...]
-    """Pairs of peers, from and to: all that lead into or out of a peer, or all across a cut."""
+    """Pairs of peers, from and to: all that lead into or out of a peer, or all across a cut. A master tells 1,000."""
 
 
 class CollectiveMismatchError(PCCLError):

@@ -13,6 +13,7 @@ from enum import Enum
 
 from master_actor.core.actions import Action, Send, Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
+from master_actor.core.matrix import matrix, worth_of
 from master_actor.core.ring import Edge as Link
 from master_actor.core.survey import Survey
 from ray_pccl.control.messages import Edge, Failure, Measured, Observed, Round, Surveying
@@ -30,10 +31,13 @@ SOLVER_PATIENCE_S = 30.0
 """How much longer than its budget a solver may take, to start a process for instance."""
 PROBE_PATIENCE_S = 9.0
 """How much longer than its data a probe may take: it dials twice, and its partner may hold its interpreter."""
-
-
 QUIET_S = 1.0
 """How much longer than its data a probe takes as a rule."""
+MOST_RATE = 1e15
+"""Bytes per second. Whoever tells of more is wrong, and sums and 32-bit floats are to stay finite."""
+EDGES_NAMED = 6
+EDGES_TOLD = 1000
+"""Where a group falls apart, a quarter of all its edges may be in the way: more than a frame can carry."""
 
 
 class Stage(Enum):
@@ -104,19 +108,14 @@ class Optimizer:
         """Whether something is under way that has an end of its own."""
         return self.survey is not None or self._search is not None
 
-    @property
-    def deadlines(self) -> list[float]:
-        """When what is under way is given up, at the latest."""
-        searching = [self._search.deadline] if self._search is not None else []
-        surveying = (self.survey.deadlines or [self._quiet_at]) if self.survey is not None else []
-        return [*searching, *surveying]
-
     def advance(self, now: float) -> Ring | Failure | None:
         """All members are in the call: takes the next step, and returns the outcome once there is one."""
         if not self._surveyed:
             self._surveyed = True
             hosts = list(dict.fromkeys(member.host for member in self._members()))
-            self.survey = Survey(self._next_round(), hosts, self.bandwidth.lacks)
+            self.survey = Survey(self._next_round(), self.bandwidth.lacking(hosts), self.bandwidth.lacks)
+            if now < self._quiet_at and not self.survey.is_over:
+                self._tell(Stage.PROBING, self._quiet_at - now + self._patience_s)
             self._go_on(now)
         if self.survey is not None:
             return None
@@ -130,6 +129,7 @@ class Optimizer:
             if set(found.order) == set(here):
                 return self._present(found) or found
         if self._search is None or set(self._search.members) != set(here):
+            self._in_background = None  # a new question ends what the solver still does for an old one
             self._search = self._ask_solver(self._budget_s, now)
             self._tell(Stage.SOLVING, self._budget_s + SOLVER_PATIENCE_S)
         return None
@@ -137,6 +137,11 @@ class Optimizer:
     @property
     def _budget_s(self) -> float:
         return min(LONGEST_BUDGET_S, BUDGET_S * max(1.0, len(self._members()) / 100))
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a round of probes may take."""
+        return 2 * self._settings.probe_ms / 1000 + PROBE_PATIENCE_S
 
     def reset(self) -> None:
         """Nobody waits for an outcome any more. What was measured is kept."""
@@ -197,16 +202,19 @@ class Optimizer:
     def measured(self, peer_id: str, message: Measured, now: float) -> bool:
         """A peer has measured edges. Returns whether that ends the survey."""
         self._take(peer_id, message.edges, now, self.bandwidth.probed)
-        if self.survey is None or message.survey != self.survey.number:
+        if self.survey is None:
             return False
-        for edge in message.edges:
+        for edge in message.edges if message.survey == self.survey.number else ():
             self.survey.reported(peer_id, edge.target if edge.source == peer_id else edge.source)
+        if message.survey != self.survey.number:
+            self.survey.end_known()
         self._go_on(now)
         return self.survey is None
 
     def observed(self, peer_id: str, message: Observed, now: float) -> None:
-        """A peer tells what its links carried."""
-        self._take(peer_id, message.edges, now, self.bandwidth.observed)
+        """A peer tells what its links carried. What was found in the background was found with what is wrong now."""
+        if self._take(peer_id, message.edges, now, self.bandwidth.observed):
+            self.better = self._in_background = None
 
     def lost(self, gone: Member, now: float) -> None:
         """A member is gone, and a round will follow: nobody need be told here that this may have ended the survey."""
@@ -226,24 +234,27 @@ class Optimizer:
         self.better = self._applied = self._in_background = None
 
     def _take(
-        self, peer_id: str, edges: tuple[Edge, ...], now: float, put: Callable[[str, str, float, float], object]
-    ) -> None:
+        self, peer_id: str, edges: tuple[Edge, ...], now: float, put: Callable[[str, str, float, float], bool | None]
+    ) -> bool:
+        """Hands over what makes sense. Returns whether an edge has fallen."""
+        fell = False
         host_of = {member.peer_id: member.host for member in self._members()}
         for edge in edges:
             ends = (edge.source, edge.target)
             sound = edge.rate is not None and 0 <= edge.rate < math.inf and 0 <= edge.age_s < math.inf
             if sound and edge.rate is not None and peer_id in ends and all(end in host_of for end in ends):
-                put(host_of[edge.source], host_of[edge.target], edge.rate, now - edge.age_s)
+                rate = min(edge.rate, MOST_RATE)
+                fell |= bool(put(host_of[edge.source], host_of[edge.target], rate, now - edge.age_s))
+        return fell
 
     def _go_on(self, now: float) -> None:
         """Begins the next round of the survey, if this one is over."""
         survey = self.survey
         if survey is None or not survey.is_between_rounds or (now < self._quiet_at and not survey.is_over):
             return
-        patience = 2 * self._settings.probe_ms / 1000 + PROBE_PATIENCE_S
-        orders = survey.next_round(self._members(), now + patience)
+        orders = survey.next_round(self._members(), now + self._patience_s)
         if survey.to_probe:
-            self._tell(Stage.PROBING, patience)
+            self._tell(Stage.PROBING, self._patience_s)
         for dialler, probe in orders:
             self._emit(Send(dialler, probe))
         if survey.is_over:
@@ -262,45 +273,31 @@ class Optimizer:
     def _ask_solver(self, budget_s: float, now: float) -> _Search:
         self._searches += 1
         members = self._members()
-        numbers = {host: number for number, host in enumerate(dict.fromkeys(member.host for member in members))}
-        hosts = tuple(numbers[member.host] for member in members)
-        avoid = self._avoid()
-        bandwidth = tuple(tuple(self._rate(source, target, avoid) for target in members) for source in members)
-        self._emit(Solve(self._group, self._searches, bandwidth, hosts, budget_s))
+        hosts, rates = matrix(members, self.bandwidth, self._avoid())
+        self._emit(Solve(self._group, self._searches, rates, hosts, budget_s))
         ids = tuple(member.peer_id for member in members)
         return _Search(self._searches, ids, now + budget_s + SOLVER_PATIENCE_S)
-
-    def _rate(self, source: Member, target: Member, avoid: Collection[Link]) -> float:
-        if avoid and frozenset((source.peer_id, target.peer_id)) in avoid:
-            return 0.0
-        rate = self.bandwidth.rate(source.host, target.host)
-        return math.nan if rate is None else rate
 
     def _present(self, found: Ring) -> Ring | None:
         """The ring as it is, if what was found is not worth a new epoch: figures are never exact."""
         members = self._members()
-        avoid, hosts = self._avoid(), [member.host for member in members]
-        pairs = list(zip(members, [*members[1:], *members[:1]], strict=True))
-        across = [(source, target) for source, target in pairs if source.host != target.host]
-        rates = [self._rate(source, target, avoid) for source, target in across]
-        if len(across) != len(set(hosts)) or not all(rate > 0 for rate in rates):
+        worth = worth_of(members, self.bandwidth, self._avoid())
+        if worth is None or _is_better(found.worth, worth):
             return None
-        worth = (min(rates), sum(rates))
-        if not _is_better(found.worth, worth):
-            return Ring(tuple(member.peer_id for member in members), worth, found.optimal)
-        return None
+        return Ring(tuple(member.peer_id for member in members), worth, found.optimal)
 
     def _outcome(self, answer: Solved, members: tuple[str, ...]) -> Ring | Failure:
         if answer.error:
             return self._broken(answer.error)
         if answer.edges:
             edges = tuple((members[source], members[target]) for source, target in answer.edges)
-            named = ", ".join(f"{source} -> {target}" for source, target in edges)
+            named = ", ".join(f"{source} -> {target}" for source, target in edges[:EDGES_NAMED])
+            more = f" and {len(edges) - EDGES_NAMED} more" if len(edges) > EDGES_NAMED else ""
             text = (
-                f"no ring of group {self._group!r} does without edges that can't connect: it needs one of {named}. "
-                f"Let these peers reach each other, or take one of them out of the group"
+                f"no ring of group {self._group!r} does without edges that can't connect: it needs one of "
+                f"{named}{more}. Let these peers reach each other, or take one of them out of the group"
             )
-            return Failure("NoRingError", text, {"edges": edges})
+            return Failure("NoRingError", text, {"edges": edges[:EDGES_TOLD]})
         return Ring(tuple(members[place] for place in answer.order), (answer.bottleneck, answer.total), answer.optimal)
 
     def _broken(self, how: str) -> Failure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 
@@ -20,15 +19,11 @@ MOST_HOSTS = 1300
 def describe(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> tuple[bytes, bytes]:
     """The values of the reply: the report, and the rates from each host to each as 32-bit floats (nan: unknown)."""
     hosts = list(dict.fromkeys(member.host for member in members))
-    rates = array("f")
-    for source in hosts if len(hosts) <= MOST_HOSTS else ():
-        for target in hosts:
-            rate = bandwidth.rate(source, target)
-            rates.append(math.nan if rate is None else rate)
+    rates = bandwidth.packed(hosts) if len(hosts) <= MOST_HOSTS else b""
     place = {host: number for number, host in enumerate(hosts)}
     order = tuple((member.peer_id, place[member.host]) for member in members)
     report = TopologyReport(order, tuple(hosts), _bottleneck(members, bandwidth), _age(members, bandwidth, now))
-    return _encoder.encode(report), rates.tobytes()
+    return _encoder.encode(report), rates
 
 
 def _edges(members: Sequence[Member]) -> list[tuple[str, str]]:

@@ -360,6 +360,7 @@ class Membership:
 
     def _surveying(self, message: Surveying, now: float) -> list[Effect]:
         """All are in the call: from now on the master says how long the next step may take."""
+        self.network.surveyed = True
         call = self._votes.get(VoteKind.OPTIMIZE_TOPOLOGY)
         if call is None:
             return []

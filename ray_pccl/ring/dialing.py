@@ -12,6 +12,7 @@ import hmac
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ray_pccl.control.handshake import ANSWER_BYTES, CHALLENGE_BYTES, DIGEST_BYTES, ClientSide, MasterSide
@@ -27,6 +28,12 @@ TRANSPORTS = ("auto", "shm", "tcp")
 _LENGTH = struct.Struct(">H")
 _CREDENTIALS = struct.Struct("3i")
 _SOCKET_BUFFER = 4 << 20
+
+Hold = Callable[[socket.socket], None]
+
+
+def _forget(sock: socket.socket) -> None:
+    pass
 
 
 def transport_from_env() -> str:
@@ -104,22 +111,33 @@ def listen(name: str, host: str) -> tuple[list[socket.socket], Address]:
     return [local, remote], address
 
 
-def connect(address: Address, transport: str) -> tuple[socket.socket, bool]:
-    """A connection, over which nothing was said yet, and whether it is one within this host. Raises `OSError`."""
+def connect(address: Address, transport: str, hold: Hold = _forget) -> tuple[socket.socket, bool]:
+    """A connection, over which nothing was said yet, and whether it is one within this host. Raises `OSError`.
+
+    `hold` is given every socket as soon as there is one, for who has to know of them all.
+    """
     if transport != "tcp":
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(CONNECT_TIMEOUT_S)
-            sock.connect(address.unix)
-            return sock, True
-        except OSError:
-            sock.close()
-    return socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S), False
+        with contextlib.suppress(OSError):
+            return _connected(socket.AF_UNIX, address.unix, hold), True
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return _connected(family, (address.host, address.port), hold), False
 
 
-def dial(address: Address, transport: str, key: bytes, peer_id: str, fds: list[int]) -> Meeting:
+def _connected(family: socket.AddressFamily, to: str | tuple[str, int], hold: Hold) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        hold(sock)
+        sock.settimeout(CONNECT_TIMEOUT_S)
+        sock.connect(to)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def dial(address: Address, transport: str, key: bytes, peer_id: str, fds: list[int], hold: Hold = _forget) -> Meeting:
     """Connects to a peer. Raises `OSError`, `ProtocolError`, `AuthenticationError`."""
-    sock, local = connect(address, transport)
+    sock, local = connect(address, transport, hold)
     return greet(sock, key, peer_id, fds if local else [])
 
 

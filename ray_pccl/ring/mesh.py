@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
@@ -31,6 +32,8 @@ _SERVICE = "\x1f"
 """What the name of who connects begins with if it wants no link, but a service; no peer's id does."""
 _PROBE = "probe"
 PROBE_HANDSHAKE_TIMEOUT_S = 3.0
+_UNREACHABLE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES}
+"""What the network, or a firewall, says of a way that is none."""
 
 
 class Owner(Handler, Protocol):
@@ -66,6 +69,8 @@ class Mesh:
         self._calls: deque[Callable[[], None]] = deque()
         self._woken, self._waker = socket.socketpair()
         self._links: set[Link] = set()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        """All that were accepted or dialled: for links, or for services, or that shake hands as yet."""
         self._handshakes = 0
         self._dialling: set[str] = set()
         self._closed = False
@@ -110,7 +115,7 @@ class Mesh:
 
     def forsake(self) -> None:
         """In a forked child: lets go of the parent's sockets, so that they close with the parent."""
-        for sock in [*self._listeners, self._woken, self._waker, *(link.sock for link in self._links)]:
+        for sock in [*self._listeners, self._woken, self._waker, *self._sockets]:
             with contextlib.suppress(OSError):
                 os.close(sock.detach())
 
@@ -223,6 +228,7 @@ class Mesh:
             log.warning("dropped a data connection: %d others have not proved themselves yet", self._handshakes)
             sock.close()
             return
+        self._sockets.add(sock)
         self._handshakes += 1
         threading.Thread(target=self._greet, args=(sock,), name="ray_pccl-accept", daemon=True).start()
 
@@ -249,15 +255,19 @@ class Mesh:
 
     def call_on(self, address: str, peer_id: str, service: str, timeout_s: float) -> Meeting:
         """A connection to a service of a peer, for the caller's own thread. Raises `OSError` and `PCCLError`."""
-        meeting = dialing.dial(Address.parse(address), self._transport, self._key, _SERVICE + service, [])
+        meeting = dialing.dial(
+            Address.parse(address), self._transport, self._key, _SERVICE + service, [], self._sockets.add
+        )
         meeting.sock.settimeout(timeout_s)
         return _with(peer_id, meeting)
 
     def _dial_probe(self, address: str, peer_id: str) -> socket.socket:
         try:
-            sock, _ = dialing.connect(Address.parse(address), "tcp")
+            sock, _ = dialing.connect(Address.parse(address), "tcp", self._sockets.add)
         except OSError as error:
-            raise UnreachableError(f"{address} can't be reached: {error}") from error
+            if isinstance(error, TimeoutError) or error.errno in _UNREACHABLE:
+                raise UnreachableError(f"{address} can't be reached: {error}") from error
+            raise  # this side's own trouble, too many open files for instance: it says nothing about the way
         return _with(peer_id, dialing.greet(sock, self._key, _SERVICE + _PROBE, [], PROBE_HANDSHAKE_TIMEOUT_S)).sock
 
     def _serve_probe(self, meeting: Meeting) -> None:
@@ -272,7 +282,9 @@ class Mesh:
     def _dial(self, address: str, peer_id: str, give_up: Callable[[], bool]) -> None:
         while not self._closed and not give_up():
             try:
-                meeting = dialing.dial(Address.parse(address), self._transport, self._key, self._peer_id, self._fds)
+                meeting = dialing.dial(
+                    Address.parse(address), self._transport, self._key, self._peer_id, self._fds, self._sockets.add
+                )
             except (OSError, PCCLError) as error:
                 log.info("peer %s can't be reached: %s", peer_id, error)
                 time.sleep(REDIAL_S)

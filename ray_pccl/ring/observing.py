@@ -2,7 +2,9 @@
 
 A sample begins when a socket is full and ends when the queue before it is empty: in between the sender always had more
 to send, so what was acknowledged is what the way carried. Unless the receiver was the slow one: the kernel knows for
-how long its window, and not the network, held the sender up. `docs/design/topology.md` says what else is left out.
+how long its window, and not the network, held the sender up. And unless this thread was the slow one, with a core that
+others had: the kernel knows for how long it had something to send, and only that time counts.
+`docs/design/topology.md` says what else is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ STRAY_BYTES = 64 << 10
 """From this size on, data that does not go around the ring may slow down what does."""
 _TCP_INFO_BYTES = 192
 _ACKED = struct.Struct("=Q")
-_ACKED_AT, _RWND_LIMITED_AT = 120, 176
+_ACKED_AT, _BUSY_AT, _RWND_LIMITED_AT = 120, 168, 176
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Counters:
     """What the kernel has counted on a connection since it was made."""
 
     acked: int
+    busy_s: float
+    """For how long there was something to send, or to be acknowledged."""
     receiver_limited_s: float
 
 
@@ -45,8 +49,9 @@ def counters(sock: socket.socket) -> Counters | None:
     if len(info) < _TCP_INFO_BYTES:
         return None
     (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
+    (busy_us,) = _ACKED.unpack_from(info, _BUSY_AT)
     (limited_us,) = _ACKED.unpack_from(info, _RWND_LIMITED_AT)
-    return Counters(acked, limited_us / 1e6)
+    return Counters(acked, busy_us / 1e6, limited_us / 1e6)
 
 
 class Traffic:
@@ -103,5 +108,6 @@ class Meter:
         if last is None:
             return
         moved, held_up = last.acked - first.acked, last.receiver_limited_s - first.receiver_limited_s
-        if moved >= FEWEST_BYTES and held_up <= RECEIVER_AT_MOST * elapsed:
-            self._tell(moved / elapsed)
+        busy = min(elapsed, last.busy_s - first.busy_s)
+        if moved >= FEWEST_BYTES and busy >= SHORTEST_S and held_up <= RECEIVER_AT_MOST * busy:
+            self._tell(moved / busy)

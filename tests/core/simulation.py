@@ -28,6 +28,7 @@ from master_actor.core.actions import (
     Tick,
 )
 from master_actor.core.master import Master
+from master_actor.core.optimizing import Optimizer
 from master_actor.core.phases import Phase
 from master_actor.core.records import Booted, Durable, GroupEmptied, decode_records, encode_records
 from master_actor.journal import Journal, MemoryStorage, Superseded
@@ -297,6 +298,13 @@ class Peer:
             return
         self.calls[call] = what
         self.apply(effects)
+
+
+def _deadlines(optimizer: Optimizer) -> list[float]:
+    """When what is under way in `optimize_topology()` is given up, at the latest."""
+    searching = [optimizer._search.deadline] if optimizer._search is not None else []
+    survey = optimizer.survey
+    return [*searching, *((survey.deadlines or [optimizer._quiet_at]) if survey is not None else [])]
 
 
 class World:
@@ -754,8 +762,9 @@ class World:
                 self.fail(f"{group.name!r} is {group.phase} without a member")
             ends = [*group.leases.values(), *(waiter.deadline for waiter in group.room.waiters.values())]
             ends += inquiry.deadlines.values() if inquiry is not None else []
-            ends += group.optimizer.deadlines
-            if group.optimizer.is_busy and not group.optimizer.deadlines:
+            optimizing_ends = _deadlines(group.optimizer)
+            ends += optimizing_ends
+            if group.optimizer.is_busy and not optimizing_ends:
                 self.fail(f"{group.name!r} waits for measurements or an order that nothing ends")
             optimizing = living and living <= set(group.ballot.open[VoteKind.OPTIMIZE_TOPOLOGY])
             if optimizing and group.phase is Phase.STEADY and not group.optimizer.is_busy:

@@ -8,10 +8,11 @@ import pytest
 
 from master_actor.core.actions import Solve, Solved
 from master_actor.core.bandwidth import Bandwidth
-from master_actor.core.optimizing import PROBE_PATIENCE_S, SOLVER_PATIENCE_S
+from master_actor.core.optimizing import EDGES_TOLD, MOST_RATE, PROBE_PATIENCE_S, SOLVER_PATIENCE_S
 from master_actor.core.phases import Phase
 from master_actor.core.records import EpochBegan, VoteCounted
 from master_actor.core.topology import MOST_HOSTS, describe
+from ray_pccl.control import frames
 from ray_pccl.control.messages import (
     Edge,
     LinkBroken,
@@ -26,6 +27,7 @@ from ray_pccl.control.messages import (
     Withdraw,
 )
 from ray_pccl.errors import ProtocolError
+from ray_pccl.peer.network import Network
 from ray_pccl.peer.topology import read
 from ray_pccl.types import Member
 from tests.core.driven import TOPOLOGY
@@ -111,6 +113,31 @@ def test_only_what_is_not_known_is_measured() -> None:
     actions = group.all_vote(1)
     ((dialler, probe),) = probes_in(actions).items()
     assert (dialler, probe.other, probe.sends, probe.receives) == ("b", "a", False, True)
+
+
+def test_an_edge_that_has_fallen_is_measured_again_though_its_dialler_was_away_in_between() -> None:
+    group = Surveyed("a", "b", "c")
+    network = Network("c")
+    network.probed((1, 1), (Edge("c", "a", 100.0), Edge("a", "c", 100.0)), now=0.0)
+    group.optimized("acb")
+    group.master.at(10.0)
+    group.master.say("a", Observed((Edge("a", "c", 20.0),)))
+    group.master.at(20.0)
+    for message in network.again(20.0):  # as after each reconnect
+        group.master.say("c", message)
+    assert pairs_in(group.all_vote(1)) == {"ac"}
+
+
+def test_the_ring_does_not_wander_if_its_edges_carry_a_little_less_than_was_probed() -> None:
+    group = Surveyed("a", "b", "c")
+    group.optimized("acb")
+    group.master.at(10.0)
+    for edge in ("ac", "cb", "ba"):
+        group.master.say(edge[0], Observed((Edge(edge[0], edge[1], 80.0),)))
+    question = solve_in(group.all_vote(1))
+    assert {rate for row in question.bandwidth for rate in row} == {100.0, math.inf}
+    assert served_in(group.solve(question, "abc", bottleneck=100.0)) and group.order == ["a", "c", "b"]
+    assert group.master.group().optimizer.bandwidth.rate("on-a", "on-c") == 80.0  # which is what users see
 
 
 def test_newcomers_edges_are_all_that_is_measured_after_an_admission() -> None:
@@ -314,6 +341,16 @@ def test_no_ring_without_edges_that_cannot_connect_is_an_error_with_their_names_
     assert {told.to_probe for told in told_in(group.all_vote(0))} == {2}
 
 
+def test_of_many_edges_that_are_in_the_way_some_are_named_and_the_word_fits_into_a_frame() -> None:
+    group = Surveyed("a", "b", "c")
+    question = solve_in(group.measure_all(group.all_vote()))
+    edges = ((0, 1), (0, 2)) * 125_000  # what a group of a thousand lacks that falls apart into halves
+    failed = failures_in(group.master.handle(Solved("g", question.number, edges=edges)))["a"]
+    assert len(failed.failure.details["edges"]) == EDGES_TOLD
+    assert "a -> b, a -> c, a -> b, a -> c, a -> b, a -> c and 249994 more. Let" in failed.failure.text
+    assert len(frames.encode(failed)) < 1 << 20
+
+
 def test_figures_that_make_no_sense_or_are_about_others_are_ignored() -> None:
     group = Surveyed("a", "b", "c")
     edges = (
@@ -326,6 +363,19 @@ def test_figures_that_make_no_sense_or_are_about_others_are_ignored() -> None:
     )
     assert group.master.say("a", Measured(edges)) == []
     assert {told.to_probe for told in told_in(group.all_vote())} == {6}
+
+
+def test_who_waits_for_probes_of_an_earlier_call_to_end_is_told_for_how_long() -> None:
+    group = Surveyed("a", "b", "c")
+    group.all_vote(timeout_s=1.0)
+    for peer in "abc":
+        group.master.say(peer, Withdraw(OPTIMIZE))
+    actions = group.all_vote(timeout_s=1.0)
+    assert not probes_in(actions)
+    assert [(word.stage, word.probed, word.to_probe) for word in told_in(actions)] == [("probing", 0, 6)] * 3
+    waits = group.master.group().optimizer._quiet_at - group.master.now
+    assert told_in(actions)[0].within_s > waits + PROBE_PATIENCE_S
+    assert probes_in(group.master.at(group.master.now + waits))
 
 
 # -------------------------------------------------------------------------------------------------- the master's death
@@ -365,6 +415,16 @@ def test_a_member_that_reconnects_is_told_again_how_long_to_wait() -> None:
     actions = group.master.say("b", _returning(group, "b", (OpenVote(OPTIMIZE, 0, 0.0),)))
     assert told_in(actions) == [word]
     assert not failures_in(group.master.at(1.0))
+
+
+def test_a_report_that_was_lost_with_its_connection_is_not_waited_for_once_it_is_told_again() -> None:
+    group = Surveyed("a", "b")
+    ((dialler, probe),) = probes_in(group.all_vote()).items()
+    actions = group.master.say(dialler, _returning(group, dialler, (OpenVote(OPTIMIZE, 0, 100.0),)))
+    assert not [action for action in actions if isinstance(action, Solve)]
+    one, other = Edge(dialler, probe.other, 100.0, 0.1), Edge(probe.other, dialler, 100.0, 0.1)
+    assert group.master.say(dialler, Measured((one,))) == []
+    assert solve_in(group.master.say(dialler, Measured((other,))))
 
 
 def test_a_vote_that_was_served_by_the_epoch_is_not_held_again() -> None:
@@ -412,6 +472,18 @@ def test_what_the_background_found_is_dropped_if_it_is_no_better_or_members_are_
     assert served_in(group.all_vote(2, TOPOLOGY)) and group.order == ["a", "c", "b"]
 
 
+@pytest.mark.parametrize("falls", ["before it was found", "after it was found"])
+def test_what_the_background_found_is_dropped_if_an_edge_has_fallen_since(falls: str) -> None:
+    group = Surveyed("a", "b", "c", "d")
+    question = solve_in(group.optimized("acbd", bottleneck=200.0, optimal=False))
+    group.master.at(10.0)
+    if falls == "after it was found":
+        group.solve(question, "adcb", bottleneck=300.0)
+    group.master.say("a", Observed((Edge("a", "d", 1.0),)))
+    group.solve(question, "adcb", bottleneck=300.0)
+    assert served_in(group.all_vote(1, TOPOLOGY)) and group.order == ["a", "c", "b", "d"]
+
+
 # --------------------------------------------------------------------------------------------------------- topology()
 
 
@@ -425,6 +497,13 @@ def test_the_topology_tells_order_matrix_hosts_bottleneck_and_age() -> None:
     assert topology.matrix["a", "c"] == 100.0 and topology.matrix["c", "a"] == 50.0
     assert topology.matrix["b", "c"] == math.inf
     assert (topology.bottleneck, topology.age_s) == (50.0, 7.0)
+
+
+def test_an_absurd_rate_is_cut_to_what_the_topology_can_tell() -> None:
+    group = Surveyed("a", "b")
+    group.master.say("a", Measured((Edge("a", "b", 1e300), Edge("b", "a", 1e300))))
+    (action,) = group.master.say("a", Query(3, Question.TOPOLOGY))
+    assert read(action.message.values).bottleneck == pytest.approx(MOST_RATE)  # type: ignore[union-attr]
 
 
 def test_a_topology_of_which_nothing_is_known_says_so() -> None:

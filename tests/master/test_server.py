@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from master_actor import connection, serve, server
+from master_actor.core.actions import Send
 from master_actor.thread import MasterThread
 from ray_pccl.control import frames
 from ray_pccl.control.endpoint import Endpoint
@@ -23,8 +24,10 @@ from ray_pccl.control.messages import (
     Ask,
     Decide,
     Evicted,
+    Failure,
     Join,
     Leave,
+    News,
     ProcessState,
     Register,
     Registered,
@@ -33,6 +36,8 @@ from ray_pccl.control.messages import (
     Stopped,
     StoreOp,
     StoreRequest,
+    VoteFailed,
+    VoteKind,
 )
 from ray_pccl.errors import AuthenticationError, MasterError, UsageError
 from ray_pccl.settings import Settings
@@ -283,6 +288,23 @@ def test_an_answer_that_no_frame_can_carry_does_not_stop_the_master(endpoint: En
             peer.receive(Reply, timeout_s=3.0)
         reply = member.ask(StoreOp.WAIT, "never", timeout_s=0.05)  # needs a master that ticks
         assert reply.failure is not None and reply.failure.error == "StoreTimeoutError"
+
+
+def test_what_no_frame_can_carry_drops_nobody_and_who_waits_for_it_is_told(
+    endpoint: Endpoint, master: MasterThread
+) -> None:
+    large = "x" * MAX_FRAME_BYTES
+    failed = VoteFailed(VoteKind.OPTIMIZE_TOPOLOGY, Failure("NoRingError", large))
+    words = [Send("a", word) for word in (News(large, None, ""), failed, Reply(4, (large.encode(),)))]
+    with RawPeer(endpoint) as peer:
+        peer.join("a")
+        peer.receive(Decide)
+        master._loop.call_soon_threadsafe(master.server._send_all, words)
+        told = peer.receive(VoteFailed)
+        assert told.kind is VoteKind.OPTIMIZE_TOPOLOGY and "over the limit" in told.failure.text
+        reply = peer.receive(Reply)
+        assert reply.number == 4 and reply.failure is not None and reply.failure.error == "ProtocolError"
+        assert peer.is_served()
 
 
 def test_a_sum_that_no_record_can_carry_does_not_stop_the_master(endpoint: Endpoint, member: RawPeer) -> None:

@@ -47,6 +47,7 @@ def test_what_could_not_be_measured_or_reached_is_not_told_again() -> None:
 def test_who_is_gone_is_forgotten() -> None:
     peer = Peer().member("b", "c")
     peer.machine.probed(PROBE, (Edge("a", "b", 100.0),), 0.0)
+    peer.machine.network.surveyed = True
     peer.machine.network.observed("b", 100.0, 0.0)
     peer.receive(_decide(2, "a", "c"))
     assert _sent(peer.receive(Registered({}))) == []
@@ -84,8 +85,24 @@ def test_progress_of_a_call_that_was_left_is_told_to_nobody() -> None:
 # ------------------------------------------------------------------------------------------------------ observations
 
 
+def _surveyed(peer_id: str) -> Network:
+    network = Network(peer_id)
+    network.surveyed = True
+    return network
+
+
+def test_what_links_carry_is_told_only_to_masters_that_have_surveyed() -> None:
+    peer = Peer().member()
+    peer.machine.network.observed("b", 100.0, 1.0)
+    assert peer.machine.network.to_tell(10.0) is None
+    peer.receive(Surveying("probing", 0, 2, 10.0))
+    assert peer.machine.network.to_tell(20.0) is None  # it was before
+    peer.machine.network.observed("b", 50.0, 20.0)
+    assert peer.machine.network.to_tell(20.0) == Observed((Edge("a", "b", 50.0, 0.0),))
+
+
 def test_the_best_that_a_link_carried_is_told_at_most_every_few_seconds() -> None:
-    network = Network("a")
+    network = _surveyed("a")
     for rate in (10.0, 30.0, 20.0):
         network.observed("b", rate, 100.0)
     assert network.to_tell(101.0) == Observed((Edge("a", "b", 30.0, 1.0),))
@@ -100,3 +117,16 @@ def test_what_a_peer_of_a_large_group_knows_is_told_in_parts() -> None:
     edges = tuple(Edge("a", f"p{number}", 1.0) for number in range(2 * EDGES_A_MESSAGE + 1))
     network.probed((1, 1), edges, 0.0)
     assert [len(message.edges) for message in network.again(0.0)] == [EDGES_A_MESSAGE, EDGES_A_MESSAGE, 1]
+
+
+def test_what_was_last_seen_of_a_link_is_told_again_with_what_was_probed() -> None:
+    network = _surveyed("a")
+    network.probed((1, 1), (Edge("a", "b", 100.0), Edge("a", "c", 100.0)), 0.0)
+    network.observed("b", 20.0, 10.0)
+    assert len(network.again(11.0)) == 1  # it will be told for the first time
+    network.to_tell(11.0)
+    probed, seen = network.again(15.0)
+    assert probed == Measured((Edge("a", "b", 100.0, 15.0), Edge("a", "c", 100.0, 15.0)))
+    assert seen == Observed((Edge("a", "b", 20.0, 5.0),))
+    network.keep({"a", "c"})
+    assert network.again(15.0) == [Measured((Edge("a", "c", 100.0, 15.0),))]

@@ -22,16 +22,19 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.counters: Counters | None = Counters(0, 0.0)
+        self.counters: Counters | None = Counters(0, 0.0, 0.0)
         self.told: list[float] = []
         self.traffic = Traffic()
         self.traffic.queued(MIB, around=True)
         self.meter = Meter(self.traffic, lambda: self.counters, self.told.append, lambda: self.now)
 
-    def passes(self, seconds: float, acked: int, receiver_limited_s: float = 0.0) -> None:
+    def passes(self, seconds: float, acked: int, receiver_limited_s: float = 0.0, busy_s: float | None = None) -> None:
         assert self.counters is not None
         self.now += seconds
-        self.counters = Counters(self.counters.acked + acked, self.counters.receiver_limited_s + receiver_limited_s)
+        busy = self.counters.busy_s + (seconds if busy_s is None else busy_s)
+        self.counters = Counters(
+            self.counters.acked + acked, busy, self.counters.receiver_limited_s + receiver_limited_s
+        )
 
 
 def test_from_full_to_drained_what_was_acknowledged_is_what_the_link_carries() -> None:
@@ -66,6 +69,21 @@ def test_a_slow_consumer_is_not_taken_for_a_slow_link() -> None:
     kernel.passes(0.5, 2 * MIB, receiver_limited_s=0.06)
     kernel.meter.drained()
     assert kernel.told == []
+
+
+def test_a_thread_that_gets_no_core_is_not_taken_for_a_slow_link() -> None:
+    kernel = Kernel()
+    kernel.meter.full()
+    kernel.passes(0.5, 2 * MIB, busy_s=0.125)  # then the socket ran dry, with more in the queue
+    kernel.meter.drained()
+    assert kernel.told == [16 * MIB]
+    kernel.meter.full()
+    kernel.passes(0.5, 2 * MIB, busy_s=0.04)  # too short to tell
+    kernel.meter.drained()
+    kernel.meter.full()
+    kernel.passes(0.5, 2 * MIB, receiver_limited_s=0.02, busy_s=0.125)  # the receiver's part is one of the busy time
+    kernel.meter.drained()
+    assert kernel.told == [16 * MIB]
 
 
 def test_large_data_that_goes_elsewhere_spoils_the_sample() -> None:
@@ -130,6 +148,30 @@ def test_the_kernels_counters_are_read(ends: tuple[socket.socket, socket.socket]
         return found is not None and 100_000 <= found.acked <= 100_001
 
     eventually(all_acknowledged, 5, "all that was sent is acknowledged")
+
+
+def test_time_in_which_nothing_was_to_be_sent_is_not_busy(ends: tuple[socket.socket, socket.socket]) -> None:
+    near, far = ends
+    if counters(near) is None:
+        pytest.skip("this kernel has no TCP_INFO with these counters")
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    near.setblocking(False)
+    sent = near.send(bytes(4 * MIB))
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began >= 0.3, 5, "the receiver has read nothing for a while")
+    busy = counters(near)
+    assert busy is not None and busy.busy_s >= 0.2
+    assert len(far.recv(sent, socket.MSG_WAITALL)) == sent
+
+    def done() -> bool:
+        found = counters(near)
+        return found is not None and found.acked >= sent
+
+    eventually(done, 5, "all that was sent is acknowledged")
+    first = counters(near)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began >= 0.3, 5, "the socket was empty for a while")
+    assert counters(near) == first
 
 
 def test_a_link_to_a_peer_that_reads_slowly_tells_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
