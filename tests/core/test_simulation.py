@@ -13,7 +13,7 @@ from master_actor.core.phases import TRANSITIONS
 from tests.core.drivers import LIVES, Choose, formed
 from tests.core.simulation import World
 
-EXAMPLES = 1200
+EXAMPLES = 1300
 STEPS_EACH = 40
 FIRED_AT_LEAST = 100
 STEPS_AT_LEAST = 10_000

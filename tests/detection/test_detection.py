@@ -23,13 +23,16 @@ TIMEOUT_S = Settings().heartbeat_timeout_s
 
 
 def when_epoch(peer: PeerProcess, epoch: int) -> float:
-    """When the peer had the epoch."""
-    stamps = [
-        stamped.at
-        for stamped in peer.events()
-        if stamped.event.change is MembershipChange.EPOCH and stamped.event.epoch == epoch
-    ]
-    return stamps[0]
+    """When the peer had the epoch. It is told by a thread of its own, which may be a little behind."""
+
+    def stamps() -> list[float]:
+        return [
+            stamped.at
+            for stamped in peer.events()
+            if stamped.event.change is MembershipChange.EPOCH and stamped.event.epoch == epoch
+        ]
+
+    return eventually(stamps, what=f"{peer} tells of epoch {epoch}")[0]
 
 
 def seconds_to_notice(peers: PeerGroup, began: float) -> float:
