@@ -154,12 +154,19 @@ class Roster:
 
     def _give_up(self, actor: Actor) -> None:
         """It may live, and be waited for by the others, in calls that it will not get."""
-        if actor.peer_id:
-            try:
-                with internals.in_background():
+        try:
+            with internals.in_background():
+                actor.peer_id = actor.peer_id or self._peer_of(actor)
+                if actor.peer_id:
                     find_master(self.spec.namespace).evict.remote(actor.peer_id, "the driver of its group lost it")
-            except (MasterError, internals.RayGoneError) as error:
-                log.info("group %s: peer %s was not put out: %s", self.spec.name, actor.peer_id, error)
+        except (MasterError, internals.RayGoneError) as error:
+            log.info("group %s: actor %s was not put out: %s", self.spec.name, actor.id, error)
+
+    def _peer_of(self, actor: Actor) -> str:
+        """The peer that an actor is by the master's word, where its own has not come yet."""
+        status = self.status(BRIEFLY_S)
+        peers = [peer for peer in (*status.members, *status.waiting) if actor_of(peer) == actor.id]
+        return next((peer for peer in peers if peer not in actor.past), "")
 
     def look(self) -> None:
         """Sees who is no member any more, though nobody has called it since."""
