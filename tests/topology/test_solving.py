@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,11 +25,10 @@ from tests.topology.matrices import Matrix, uniform
 
 def _children() -> set[int]:
     """The processes that this one has started and that order rings."""
-    found = set()
+    found: set[int] = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if _orders(int(child)):
-                found.add(int(child))
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since it was listed
+            found |= {int(child) for child in (task / "children").read_text().split() if _orders(int(child))}
     return found
 
 
