@@ -26,6 +26,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="the address to bind (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the port, 0 for any (default: %(default)s)")
     parser.add_argument("--journal", help="a file that lets the next run go on with the same groups and key")
+    parser.add_argument(
+        "--dashboard-host",
+        default="127.0.0.1",
+        help="the address to bind the live page to, empty for no page (default: %(default)s)",
+    )
+    parser.add_argument("--dashboard-port", type=int, help="the page's port (default: the last run's, 48149, or any)")
     return parser.parse_args()
 
 
@@ -44,9 +50,18 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        master = serve(arguments.host, arguments.port, journal=arguments.journal, key=_key())
+        master = serve(
+            arguments.host,
+            arguments.port,
+            journal=arguments.journal,
+            key=_key(),
+            dashboard_host=arguments.dashboard_host,
+            dashboard_port=arguments.dashboard_port,
+        )
         with master as endpoint:
             print(endpoint, flush=True)
+            if master.page_url:
+                print(f"live page: {master.page_url}", file=sys.stderr, flush=True)
             while not ended.wait(0.5):
                 if master.superseded.is_set():
                     print("another master has taken over the journal; this one ends", file=sys.stderr)

@@ -19,7 +19,10 @@ from ray.experimental import internal_kv
 from master_actor.journal import Journal
 from master_actor.thread import MasterThread
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.errors import MasterUnreachableError
+from ray_pccl.errors import MasterUnreachableError, SettingsError
+from ray_pccl.logs import configure_from_env
+from ray_pccl.metrics import EXPORT_EVERY_S, MasterMetrics
+from ray_pccl.reports import MasterReport
 from ray_pccl.settings import Settings
 from ray_pccl.types import GroupStatus
 
@@ -84,15 +87,28 @@ def erase_journal(namespace: str, *, timeout_s: float) -> None:
 class MasterService:
     """The actor's class. It starts serving when it is made, and again, by itself, when Ray restarts it."""
 
-    def __init__(self, namespace: str, settings: Settings) -> None:
+    def __init__(
+        self, namespace: str, settings: Settings, dashboard_host: str = "", dashboard_port: int | None = None
+    ) -> None:
+        try:
+            configure_from_env()
+        except SettingsError as error:  # a slip in a node's environment must not cost the cluster its master
+            log.warning("the log is as Ray has it: %s", error)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._master = MasterThread(host=host, storage=RayStorage(namespace), settings=settings)
+        self._master = MasterThread(
+            host=host,
+            storage=RayStorage(namespace),
+            settings=settings,
+            dashboard_host=dashboard_host,
+            dashboard_port=dashboard_port,
+        )
         try:
             self._endpoint = self._master.start()
         except BaseException:
             log.exception("the master could not start")
             os._exit(1)  # an exception here would be the end of the actor; a death, Ray makes good
         threading.Thread(target=self._exit_when_superseded, name="ray_pccl-fence", daemon=True).start()
+        threading.Thread(target=self._export_metrics, name="ray_pccl-metrics", daemon=True).start()
 
     def endpoint(self) -> Endpoint:
         """Where peers reach the master, and the key that they must prove."""
@@ -106,6 +122,10 @@ class MasterService:
         """Every group, with what its store holds under keys of this prefix."""
         return self._master.describe(prefix)
 
+    def report(self, since: int = 0) -> MasterReport:
+        """All that onlookers may know, with the happenings after that number."""
+        return self._master.report(since)
+
     def expect(self, group: str, number: int) -> None:
         """So many peers are to be waited for while the group forms."""
         self._master.expect(group, number)
@@ -117,6 +137,14 @@ class MasterService:
     def stop(self, reason: str) -> None:
         """Ends the master for good: peers are told, and the journal is erased."""
         self._master.stop(reason)
+
+    def _export_metrics(self) -> None:
+        metrics = MasterMetrics()
+        while not self._master.superseded.wait(EXPORT_EVERY_S):
+            try:
+                metrics.export(self._master.report(metrics.since))
+            except Exception as error:  # an onlooker must not disturb; and a master that ends has no loop any more
+                log.debug("metrics could not be handed to Ray: %s", error)
 
     def _exit_when_superseded(self) -> None:
         self._master.superseded.wait()

@@ -7,6 +7,8 @@ can create a key atomically (`Storage`): memory, an SQLite file, or Ray's intern
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import sqlite3
 import threading
@@ -162,6 +164,9 @@ class FileStorage:
             raise MasterError(f"the journal {path!r} can't be used: {error}") from None
 
     def _open(self, path: str) -> None:
+        # It holds the key that peers prove: for its owner alone. SQLite gives its other files the same permissions.
+        with contextlib.suppress(OSError):  # what can't be opened, SQLite says better
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
         # Write-ahead without a sync for each commit: what is written survives the process, not a power cut.
         self._db.execute("PRAGMA journal_mode=WAL")

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from master_actor import searching
+from master_actor.chronicle import Chronicle
 from master_actor.clock import MasterClock
 from master_actor.connection import Connection
 from master_actor.core.actions import (
@@ -25,6 +26,7 @@ from master_actor.core.actions import (
     Disconnected,
     Event,
     EvictionRequested,
+    Note,
     Received,
     Send,
     SentinelGone,
@@ -44,8 +46,10 @@ from master_actor.core.records import (
     encode_records,
     encode_snapshot,
 )
+from master_actor.dashboard.page import LivePage
 from master_actor.journal import Journal, Superseded
 from master_actor.listening import listen, raise_file_limit
+from master_actor.observing import Observatory
 from ray_pccl.control import frames
 from ray_pccl.control.endpoint import Endpoint, new_key
 from ray_pccl.control.messages import (
@@ -59,12 +63,14 @@ from ray_pccl.control.messages import (
     Registered,
     Reply,
     Seen,
+    Tally,
     ToMaster,
     VoteFailed,
     Watch,
     Welcome,
 )
 from ray_pccl.errors import MasterError, ProtocolError
+from ray_pccl.reports import MasterReport
 from ray_pccl.settings import Settings
 
 log = logging.getLogger("ray_pccl.master")
@@ -91,11 +97,13 @@ class Server:
         port: int,
         key: bytes | None,
         on_superseded: Callable[[], None],
+        page: LivePage | None = None,
     ) -> None:
         self._journal = journal
         self._settings = settings
         self._host, self._port, self._key = host, port, key
         self._on_superseded = on_superseded
+        self._page = page
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ray_pccl-journal")
         self._queue: list[Action] = []
         self._writing = False
@@ -119,6 +127,7 @@ class Server:
         """The last one of each group: a newer question makes an older one idle."""
         self._listener: asyncio.Server | None = None
         self._listening: socket.socket | None = None
+        self._observatory = Observatory(Chronicle(time.monotonic, time.time))
         self.endpoint: Endpoint
         self.core: Master
 
@@ -131,6 +140,8 @@ class Server:
         except BaseException:
             if self._listening is not None:
                 self._listening.close()
+            if self._page is not None:
+                await self._page.close()
             self._let_go()
             raise
 
@@ -140,8 +151,9 @@ class Server:
         self._clock.hold()  # until we listen, nobody can be late
         durable = await loop.run_in_executor(self._writer, self._load)
         self._listening = listening = await listen(self._host, self._port, durable.identity)
+        page_port = self._page.bind(durable.identity) if self._page is not None else 0
         for _ in range(BOOT_ATTEMPTS):
-            identity = self._identity(durable.identity, listening)
+            identity = self._identity(durable.identity, listening, page_port)
             core = Master(durable, identity, self._settings, self._clock.read())
             records = [action.record for action in core.begin() if isinstance(action, Append)]
             self._confirmed = time.monotonic()
@@ -157,7 +169,10 @@ class Server:
         self._listener = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
         self._clock.release()
         self._tasks = [loop.create_task(self._tick_for_ever()), loop.create_task(self._verify_for_ever())]
+        self._observatory.chronicle.booted(identity.boot)
         log.info("master boot %d listens on %s:%d", identity.boot, identity.host, identity.port)
+        if self._page is not None:
+            self._page.open(identity, self.report)
         return self.endpoint
 
     def _load(self) -> Durable:
@@ -168,7 +183,7 @@ class Server:
                 durable.apply(record)
         return durable
 
-    def _identity(self, old: Booted | None, listening: socket.socket) -> Booted:
+    def _identity(self, old: Booted | None, listening: socket.socket, page_port: int) -> Booted:
         return Booted(
             boot=1 if old is None else old.boot + 1,
             nonce=secrets.token_hex(8),
@@ -176,6 +191,7 @@ class Server:
             host=self._host,
             port=listening.getsockname()[1],
             key=self._key or (old.key if old is not None else new_key()),
+            dashboard_port=page_port,
         )
 
     async def stop(self, reason: str | None) -> None:
@@ -204,6 +220,8 @@ class Server:
     async def _end(self) -> None:
         self._over = True
         self._deserted.clear()
+        if self._page is not None:
+            await self._page.close()
         for task in [*self._tasks, *self._searches]:
             task.cancel()
         await asyncio.gather(*self._searches, return_exceptions=True)  # a search may have a process to end
@@ -246,6 +264,8 @@ class Server:
         match message:
             case Beat(_, echo):  # first, because with many peers nearly all that comes is beats
                 self._beat(connection, message, echo)
+            case Tally() if connection.peer_id is not None:
+                self._tally(connection.peer_id, message)
             case Watch(host):
                 connection.introduce(f"the sentinel of {host}")
                 connection.host = host
@@ -287,6 +307,12 @@ class Server:
         if echo and self._is_ours() and self.core.belongs(peer_id):
             connection.send(frames.encode(beat))
 
+    def _tally(self, peer_id: str, tally: Tally) -> None:
+        now = self._clock.read()
+        self.core.liveness.heard(peer_id, now)
+        if world_size := self.core.world_size_of(peer_id):
+            self._observatory.tally(peer_id, tally, world_size, now)
+
     def _is_ours(self) -> bool:
         """Whether the journal was seen to be ours lately. One who was replaced unseen must not go on as the master."""
         return time.monotonic() - self._confirmed < self._settings.register_grace_s
@@ -320,6 +346,11 @@ class Server:
     def evict(self, peer_id: str, reason: str) -> None:
         """Puts a peer out of its group."""
         self.handle(EvictionRequested(peer_id, reason))
+
+    def report(self, since: int = 0) -> MasterReport:
+        """All that onlookers may know, with the happenings after that number. On the server's own loop."""
+        url = "" if self._page is None else self._page.url
+        return self._observatory.report(self.core, self._clock.read(), time.time(), since=since, dashboard=url)
 
     def _carry_out(self) -> None:
         while self._queue:
@@ -378,6 +409,9 @@ class Server:
             if isinstance(action, Solve):
                 self._begin_search(action)
                 continue
+            if isinstance(action, Note):
+                self._note(action)
+                continue
             if isinstance(action, Append) or (connection := self._peers.get(action.peer_id)) is None:
                 continue
             if encoded[0] is not action.message:  # a push to all is encoded once
@@ -385,6 +419,16 @@ class Server:
             connection.send(encoded[1])
             if isinstance(action.message, Evicted | Refused):
                 connection.show_out()
+
+    def _note(self, note: Note) -> None:
+        happening = self._observatory.chronicle.note(note)
+        took = "" if happening.took_ms is None else f" after {happening.took_ms:.1f} ms"
+        about = " ".join(filter(None, (note.peer_id, note.reason and f"({note.reason})")))
+        log.info(
+            "group %r: %s %s%s",
+            *(note.group, note.kind.value, about, took),
+            extra={"group": note.group, "epoch": note.epoch, "peer": note.peer_id},
+        )
 
     @staticmethod
     def _encode(message: Message) -> bytes:
@@ -438,6 +482,7 @@ class Server:
             await asyncio.sleep(TICK_S)
             try:
                 self.handle(Tick())
+                self._observatory.tick(self.core, self._clock.read(), time.time())
             except Exception:  # a bug of ours must not end the watch over everyone
                 log.exception("a tick failed")
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
+from typing import TypeVar
 
 from master_actor.core.actions import ExpectationChanged
+from master_actor.dashboard.page import LivePage
 from master_actor.journal import FileStorage, Journal, MemoryStorage, Storage
 from master_actor.server import Server
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.errors import UsageError
+from ray_pccl.reports import MasterReport
 from ray_pccl.settings import Settings
 from ray_pccl.types import GroupStatus
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 DESCRIBE_TIMEOUT_S = 5.0
+_T = TypeVar("_T")
 
 
 class MasterThread:
@@ -36,11 +41,14 @@ class MasterThread:
         storage: Storage | None = None,
         key: bytes | None = None,
         settings: Settings | None = None,
+        dashboard_host: str | None = None,
+        dashboard_port: int | None = None,
     ) -> None:
         self._durable = storage is not None
         self._storage = storage if storage is not None else MemoryStorage()
         self._host, self._port, self._key = host, port, key
         self._settings = settings if settings is not None else Settings.from_env()
+        self._page = LivePage(dashboard_host, dashboard_port) if dashboard_host else None
         self._started: Future[Endpoint] = Future()
         self._stop: tuple[bool, str | None] = (False, None)
         self._ending: asyncio.Event | None = None
@@ -71,10 +79,30 @@ class MasterThread:
 
     def describe(self, prefix: str) -> list[GroupStatus]:
         """Every group, with what its store holds under keys of this prefix."""
+        return self._ask(lambda: self.server.core.describe(prefix))
+
+    def report(self, since: int = 0) -> MasterReport:
+        """All that onlookers may know, with the happenings after that number."""
+        return self._ask(lambda: self.server.report(since))
+
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        """What a function returns, or raises, on the server's loop."""
         assert self._loop is not None
-        answer: Future[list[GroupStatus]] = Future()
-        self._loop.call_soon_threadsafe(lambda: answer.set_result(self.server.core.describe(prefix)))
+        answer: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
         return answer.result(DESCRIBE_TIMEOUT_S)
+
+    @property
+    def page_url(self) -> str:
+        """Where the live page is, with its token if it needs one; empty if there is none."""
+        return "" if self._page is None else self._page.url
 
     def expect(self, group: str, number: int) -> None:
         """So many peers are to be waited for while the group forms."""
@@ -117,6 +145,7 @@ class MasterThread:
             port=self._port,
             key=self._key,
             on_superseded=self._on_superseded,
+            page=self._page,
         )
         self._started.set_result(await self.server.start())
         await self._ending.wait()
@@ -136,6 +165,8 @@ def serve(
     journal: str | None = None,
     key: bytes | None = None,
     settings: Settings | None = None,
+    dashboard_host: str | None = None,
+    dashboard_port: int | None = None,
 ) -> MasterThread:
     """Makes a master in a thread of this process, outside Ray; as a context manager it gives the endpoint.
 
@@ -145,6 +176,17 @@ def serve(
         journal: A file that lets the next `serve` on it go on with the same groups, epochs, key and port.
         key: The key that peers must prove; a random one, or the journal's, if not given.
         settings: How long to wait for what; the environment's if not given.
+        dashboard_host: The address to bind the live page to, such as 127.0.0.1; there is none if not given. Elsewhere
+            than on loopback it asks for a token, which is in the address that `report().dashboard` tells.
+        dashboard_port: The page's port; if not given the one of the last run on this journal, or 48149, or any.
     """
     storage = None if journal is None else FileStorage(journal)
-    return MasterThread(host=host, port=port, storage=storage, key=key, settings=settings)
+    return MasterThread(
+        host=host,
+        port=port,
+        storage=storage,
+        key=key,
+        settings=settings,
+        dashboard_host=dashboard_host,
+        dashboard_port=dashboard_port,
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from master_actor.core.records import Record
 from ray_pccl.control.messages import FromPeer, FromSentinel, Message
+from ray_pccl.reports import HappeningKind
 
 # ------------------------------------------------------------------------------------------------------- events
 
@@ -135,4 +136,18 @@ class Solve:
     budget_s: float
 
 
-Action = Append | Send | Complain | Solve
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the timeline. It happens when it is carried out: what came before is then written, and sent."""
+
+    kind: HappeningKind
+    group: str
+    epoch: int = 0
+    peer_id: str | None = None
+    reason: str = ""
+    members: int = 0
+    certain: bool = True
+    """For a loss: whether the peer's process can't be running any more. If it may, this is an eviction."""
+
+
+Action = Append | Send | Complain | Solve | Note

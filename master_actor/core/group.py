@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from master_actor.core.actions import Action, Append, Send, Solved
+from master_actor.core.actions import Action, Append, Note, Send, Solved
 from master_actor.core.agreement import agree
 from master_actor.core.optimizing import QUIET_S, Optimizer, Ring
 from master_actor.core.phases import Phase, PhaseLog
@@ -59,10 +59,13 @@ from ray_pccl.control.messages import (
     VoteKind,
     VoteServed,
 )
+from ray_pccl.reports import HappeningKind
 from ray_pccl.settings import Settings
 from ray_pccl.types import Member, MembershipChange
 
 EPITAPHS = 1000
+NAMED_NEWCOMERS = 16
+"""So many newcomers of an epoch are noted one by one; of the others, their number."""
 _FORMING = (Phase.EMPTY, Phase.FORMING, Phase.LAST_CALL)
 _ADMITTING = (VoteKind.UPDATE_TOPOLOGY, VoteKind.AWAIT_MINIMUM)
 _IN_FLIGHT = (OperationState.RUNNING, OperationState.PREPARED)
@@ -125,7 +128,7 @@ class Group:
             settings,
             emit=emit,
             next_round=next_round,
-            members=self._living_members,
+            members=self.living_members,
             avoid=self._links.to_avoid,
             quiet_at=now + 2 * settings.probe_ms / 1000 + QUIET_S if self.durable.members else 0.0,
         )
@@ -146,7 +149,8 @@ class Group:
         """The members of the epoch that are not known to be gone, in rank order."""
         return [member.peer_id for member in self.durable.members if member.peer_id not in self.lost]
 
-    def _living_members(self) -> list[Member]:
+    def living_members(self) -> list[Member]:
+        """The same, with where they are."""
         return [member for member in self.durable.members if member.peer_id not in self.lost]
 
     def has(self, peer_id: str) -> bool:
@@ -183,8 +187,10 @@ class Group:
             self._news(MembershipChange.WAITING, join.peer_id)
         if self.phase in _FORMING:
             self._gather(now, newcomer=not again)
-        else:
-            self._count_votes(now)
+            return
+        if not again:
+            self._note(HappeningKind.WAITING, join.peer_id)
+        self._count_votes(now)
 
     def register(self, register: Register, now: float) -> None:
         """A member comes back after its connection, or the master, was lost."""
@@ -243,6 +249,7 @@ class Group:
         if not self.durable.closed:
             self._append(GroupClosed(self.name))
             self._news(MembershipChange.CLOSED, None)
+            self._note(HappeningKind.CLOSED)
             failure = self._closed()
             assert failure is not None
             self._refuse_all(lambda _: failure)
@@ -265,11 +272,13 @@ class Group:
         self.room.remove(peer_id)
         self._passive.pop(peer_id, None)
         self._news(MembershipChange.WITHDRAWN, peer_id, reason)
+        self._note(HappeningKind.WITHDRAWN, peer_id, reason)
         if self.phase in _FORMING:
             self._gather(now)
 
     def _mark_lost(self, peer_id: str, reason: str, *, certain: bool, now: float) -> None:
         self.lost[peer_id] = self._epitaphs[peer_id] = reason
+        self._note(HappeningKind.LEFT if reason == LEFT else HappeningKind.LOST, peer_id, reason, certain=certain)
         while len(self._epitaphs) > EPITAPHS:
             del self._epitaphs[next(iter(self._epitaphs))]
         if not certain:
@@ -301,6 +310,7 @@ class Group:
         self.lost.clear()
         self._links.clear()
         self.optimizer.forget()
+        self._note(HappeningKind.EMPTIED)
         self.log.enter(Phase.EMPTY, now)
         self._gather(now, newcomer=True)
 
@@ -350,6 +360,7 @@ class Group:
     def _refuse_all(self, failure: Callable[[Join], Failure]) -> None:
         for join in [waiter.join for waiter in self.room.waiters.values()]:
             self._send(join.peer_id, Refused(failure(join)))
+            self._note(HappeningKind.WITHDRAWN, join.peer_id, failure(join).text)
             self._passive.pop(join.peer_id, None)
         self.room.waiters.clear()
 
@@ -509,6 +520,27 @@ class Group:
         for member in members:
             follows = in_order and answered.get(member.peer_id) == base
             self._send(member.peer_id, change if follows else whole)
+        self._note_epoch(newcomers, lost, reordered=not in_order, first=not before)
+
+    def _note_epoch(
+        self, newcomers: tuple[Member, ...], lost: tuple[tuple[str, str], ...], *, reordered: bool, first: bool
+    ) -> None:
+        """What the timeline says of an epoch that has just begun."""
+        for member in newcomers[:NAMED_NEWCOMERS]:
+            self._note(HappeningKind.JOINED, member.peer_id)
+        if len(newcomers) > NAMED_NEWCOMERS:
+            self._note(HappeningKind.JOINED, reason=f"{len(newcomers) - NAMED_NEWCOMERS} more")
+        deaths = sum(reason != LEFT for _, reason in lost)
+        if deaths:
+            self._note(HappeningKind.RECOVERED, reason=f"{deaths} lost")
+        elif lost:
+            self._note(HappeningKind.EPOCH, reason=f"{len(lost)} left")
+        elif first:
+            self._note(HappeningKind.EPOCH, reason="the group formed")
+        elif newcomers:
+            self._note(HappeningKind.EPOCH, reason=f"{len(newcomers)} admitted")
+        else:
+            self._note(HappeningKind.EPOCH, reason="the ring in another order" if reordered else "linked anew")
 
     # ------------------------------------------------------------------------------ after the master's restart
 
@@ -538,6 +570,7 @@ class Group:
         agreed = not self.lost and all(self.returned.values())
         self.returned.clear()
         if agreed:
+            self._note(HappeningKind.RETURNED)
             self.log.enter(Phase.STEADY, now)
             self._count_votes(now)
         else:
@@ -665,7 +698,7 @@ class Group:
             self._not_a_member(peer_id, query.number, "ask about it")
             return
         if query.what is Question.TOPOLOGY:
-            values = describe(self._living_members(), self.optimizer.bandwidth, now)
+            values = describe(self.living_members(), self.optimizer.bandwidth, now)
             self._send(peer_id, Reply(query.number, values))
             return
         if query.what is Question.SET_CLOSED:
@@ -720,6 +753,10 @@ class Group:
 
     def _send(self, peer_id: str, message: Message) -> None:
         self._emit(Send(peer_id, message))
+
+    def _note(self, kind: HappeningKind, peer_id: str | None = None, reason: str = "", *, certain: bool = True) -> None:
+        living = len(self._ids - self.lost.keys())
+        self._emit(Note(kind, self.name, self.durable.epoch, peer_id, reason, living, certain))
 
     def _news(self, change: MembershipChange, peer_id: str | None, reason: str = "") -> None:
         for member in self.living:

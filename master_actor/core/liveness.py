@@ -109,6 +109,11 @@ class Liveness:
             pulse.seen = state is not ProcessState.RELEASED
             pulse.stopped_since = now if state is ProcessState.STOPPED else None
 
+    def silence(self, peer_id: str, now: float) -> float:
+        """For how long a connected peer was not heard."""
+        pulse = self.peers.get(peer_id)
+        return 0.0 if pulse is None else max(0.0, now - pulse.heard)
+
     def tick(self, now: float) -> list[Verdict]:
         """Those who are dead by now."""
         verdicts = []

@@ -105,6 +105,12 @@ class Master:
         name = self._group_of.get(peer_id)
         return name is not None and self.groups[name].has(peer_id)
 
+    def world_size_of(self, peer_id: str) -> int:
+        """How many members the group of a member has; 0 for who is in none."""
+        name = self._group_of.get(peer_id)
+        group = None if name is None else self.groups.get(name)
+        return len(group.durable.members) if group is not None and group.is_member(peer_id) else 0
+
     def describe(self, prefix: str) -> list[GroupStatus]:
         """Every group that has members or waiters, with what its store holds under keys of this prefix."""
         return [

@@ -25,6 +25,8 @@ class Booted(Record, frozen=True):
     host: str
     port: int
     key: bytes
+    dashboard_port: int = 0
+    """Of the live page; 0: it had none."""
 
 
 class EpochBegan(Record, frozen=True):

@@ -22,7 +22,7 @@ def describe(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> tup
     rates = bandwidth.packed(hosts) if len(hosts) <= MOST_HOSTS else b""
     place = {host: number for number, host in enumerate(hosts)}
     order = tuple((member.peer_id, place[member.host]) for member in members)
-    report = TopologyReport(order, tuple(hosts), _bottleneck(members, bandwidth), _age(members, bandwidth, now))
+    report = TopologyReport(order, tuple(hosts), bottleneck_of(members, bandwidth), age_of(members, bandwidth, now))
     return _encoder.encode(report), rates
 
 
@@ -32,13 +32,15 @@ def _edges(members: Sequence[Member]) -> list[tuple[str, str]]:
     return [(source.host, target.host) for source, target in pairs if source.host != target.host]
 
 
-def _bottleneck(members: Sequence[Member], bandwidth: Bandwidth) -> float | None:
+def bottleneck_of(members: Sequence[Member], bandwidth: Bandwidth) -> float | None:
+    """The slowest edge of the ring between hosts, if all are known."""
     rates = [bandwidth.rate(*edge) for edge in _edges(members)]
     known = [rate for rate in rates if rate is not None]
     # Rounded as the matrix is, so that it is found there.
     return array("f", [min(known)])[0] if known and len(known) == len(rates) else None
 
 
-def _age(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> float | None:
+def age_of(members: Sequence[Member], bandwidth: Bandwidth, now: float) -> float | None:
+    """How old the oldest figure of the ring's edges is."""
     times = [at for edge in _edges(members) if (at := bandwidth.measured_at(*edge)) is not None]
     return max(0.0, now - min(times)) if times else None

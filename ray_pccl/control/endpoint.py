@@ -20,8 +20,11 @@ class Endpoint:
     """
 
     host: str
+    """A name or an address, of IPv4 or IPv6."""
     port: int
+    """From 1 to 65535."""
     key: bytes = field(repr=False)
+    """What both sides prove that they hold."""
 
     def __post_init__(self) -> None:
         if not self.host or not 0 < self.port < 65536 or not self.key:

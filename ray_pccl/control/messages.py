@@ -198,6 +198,32 @@ class Observed(Message, frozen=True):
     edges: tuple[Edge, ...]
 
 
+class Running(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An operation that a peer is in, and for how long it has been when it tells."""
+
+    tag: int
+    what: str
+    seconds: float
+
+
+class Tally(Message, frozen=True):
+    """What the peer has done since it connected. For onlookers: nothing is decided by it."""
+
+    operations: int
+    bytes: int
+    aborts: int
+    retries: int
+    failures: int
+    in_flight: int
+    running: tuple[Running, ...]
+    store_bytes: int
+
+
+def tally_interval_s(world_size: int) -> float:
+    """How often members tell their tallies, if those have changed: so seldom that a thousand of them are no load."""
+    return max(1.0, world_size / 200)
+
+
 class Leave(Message, frozen=True):
     """The peer leaves, by `close()`."""
 
@@ -424,6 +450,7 @@ FromPeer = (
     | LinkBroken
     | Measured
     | Observed
+    | Tally
     | Leave
     | Farewell
     | Poll

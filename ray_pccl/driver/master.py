@@ -14,7 +14,14 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from master_actor.actor import MASTER_NAME, MasterActor, erase_journal
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.driver import internals
-from ray_pccl.errors import MasterNotFoundError, MasterStoppedError, MasterUnreachableError, UsageError
+from ray_pccl.errors import (
+    MasterNotFoundError,
+    MasterStoppedError,
+    MasterUnreachableError,
+    NotAMemberError,
+    UsageError,
+)
+from ray_pccl.reports import MasterReport
 from ray_pccl.settings import PREFIX, Settings
 from ray_pccl.types import GroupStatus
 
@@ -30,7 +37,13 @@ _RETRY_S = 0.05
 _T = TypeVar("_T")
 
 
-def start_master(*, namespace: str | None = None, settings: Settings | None = None) -> Any:
+def start_master(
+    *,
+    namespace: str | None = None,
+    settings: Settings | None = None,
+    dashboard_host: str = "127.0.0.1",
+    dashboard_port: int | None = None,
+) -> Any:
     """Starts the master, or finds the one that runs. Idempotent: call it from as many drivers as you like.
 
     The master is a detached actor: it outlives this driver, and Ray restarts it when it dies, with its groups as they
@@ -40,6 +53,10 @@ def start_master(*, namespace: str | None = None, settings: Settings | None = No
         namespace: The Ray namespace to keep it in; ``RAY_PCCL_NAMESPACE`` or "ray_pccl" if not given, whatever the
             namespace of the job is, so that another job finds it.
         settings: For a master that is started by this call; from ``RAY_PCCL_*`` variables if not given.
+        dashboard_host: Where the live page is served, on the node that the master runs on: by default for that node
+            alone. On another address, such as 0.0.0.0, it asks for a token. Empty: there is no page.
+        dashboard_port: The page's port; if not given it is 48149, or any other if that is taken, and stays the same
+            when the master is restarted. `report().dashboard` is the whole address.
 
     Returns:
         The actor's handle.
@@ -48,7 +65,9 @@ def start_master(*, namespace: str | None = None, settings: Settings | None = No
     namespace = _namespace(namespace)
     settings = settings if settings is not None else Settings.from_env()
     options = {"name": MASTER_NAME, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
-    actor = MasterActor.options(**options, max_restarts=-1, num_cpus=0).remote(namespace, settings)
+    actor = MasterActor.options(**options, max_restarts=-1, num_cpus=0).remote(
+        namespace, settings, dashboard_host, dashboard_port
+    )
     _patiently(lambda: ray.get(actor.endpoint.remote(), timeout=START_TIMEOUT_S), START_TIMEOUT_S)
     return actor
 
@@ -93,6 +112,42 @@ def describe(
         return []
     patience = min(timeout_s, _CALL_TIMEOUT_S)
     return _patiently(lambda: ray.get(master.describe.remote(prefix), timeout=patience), timeout_s)
+
+
+def report(namespace: str | None = None, *, since: int = 0, timeout_s: float = START_TIMEOUT_S) -> MasterReport:
+    """What the master tells of itself and its groups: members, rings, operations, throughput, the timeline.
+
+    Args:
+        namespace: The Ray namespace of the master, if not the default one.
+        since: Only happenings after this number; all that are kept if not given.
+        timeout_s: How long to wait for a master that is being restarted.
+
+    Raises:
+        MasterNotFoundError: There is none: call `start_master()` first.
+        MasterUnreachableError: It did not answer in time.
+    """
+    master = find_master(namespace)
+    patience = min(timeout_s, _CALL_TIMEOUT_S)
+    answer: MasterReport = _patiently(lambda: ray.get(master.report.remote(since), timeout=patience), timeout_s)
+    return answer
+
+
+def evict(peer_id: str, reason: str = "", *, namespace: str | None = None) -> None:
+    """Puts a peer out of its group: it gets `PeerEvictedError` with the reason, and the others go on without it.
+
+    Raises:
+        MasterNotFoundError: There is no master.
+        NotAMemberError: No group has such a member, nor waits one for admission.
+        MasterUnreachableError: The master did not answer in time.
+    """
+    known = report(namespace, timeout_s=_CALL_TIMEOUT_S)
+    if not any(
+        peer_id in group.waiting or any(member.peer_id == peer_id for member in group.members) for group in known.groups
+    ):
+        raise NotAMemberError(f"no group of this master has a peer {peer_id!r}: `ray-pccl status` lists them")
+    master = find_master(namespace)
+    why = reason or "an operator put it out"
+    _patiently(lambda: ray.get(master.evict.remote(peer_id, why), timeout=_CALL_TIMEOUT_S), _CALL_TIMEOUT_S)
 
 
 def find_endpoint(namespace: str | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Endpoint:

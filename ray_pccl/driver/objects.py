@@ -25,6 +25,7 @@ from ray_pccl.driver.errors import actor_lost
 from ray_pccl.driver.fetching import fetch, serve
 from ray_pccl.driver.tensors import Form, form_of
 from ray_pccl.driver.trees import Slot, put_together, take_apart
+from ray_pccl.peer.statistics import Recorder
 
 log = logging.getLogger("ray_pccl.objects")
 
@@ -176,5 +177,6 @@ def local_store() -> ObjectStore:
     global _store  # noqa: PLW0603
     with _making:
         if _store is None:
-            _store = ObjectStore()
+            _store = store = ObjectStore()
+            Recorder.store_bytes = staticmethod(lambda: store.stats().bytes)
         return _store

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
 from ray_pccl.errors import NotConnectedError, PCCLError, SettingsError, UsageError
+from ray_pccl.logs import configure_from_env
 from ray_pccl.peer.collectives import Collectives
 from ray_pccl.peer.connection import MasterConnection
 from ray_pccl.peer.effects import Effect, Identity, View
@@ -29,6 +30,7 @@ from ray_pccl.types import Attribute, MembershipEvent
 
 if TYPE_CHECKING:
     from ray_pccl.peer.operations import Operations
+    from ray_pccl.peer.statistics import Statistics
     from ray_pccl.state.rows import SharedStateSyncStrategy
     from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo
     from ray_pccl.topology.progress import TopologyProgress
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 SENTINEL_PATIENCE_S = 2.0
 """How long `connect()` waits for the host's sentinel before it goes on without its word."""
+
+LONGEST_LABEL = 200
 
 
 class Communicator(Collectives):
@@ -50,7 +54,8 @@ class Communicator(Collectives):
         rank: The rank to ask for: honoured in the group's first epoch. Survivors of a death keep their order.
         settings: How long to wait for what; from ``RAY_PCCL_*`` variables if not given.
         namespace: The Ray namespace of the master, if not the default one.
-        label: What the `peer_id` begins with; the names of the host and the process if not given.
+        label: What the `peer_id` begins with, up to 200 bytes of text; the names of the host and the process if not
+            given.
         expected_world_size: When this many have joined, the group forms at once, without its last call.
 
     May be used from several threads. Ranks are not stable across epochs. A forked child can't use its parent's.
@@ -77,7 +82,7 @@ class Communicator(Collectives):
         self._namespace = namespace
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._label = label
+        self._label = _check_label(label)
         self._expected = expected_world_size
         self._peer_id = _new_peer_id(label)
         self._used_peer_id = False
@@ -112,6 +117,7 @@ class Communicator(Collectives):
         call it joins again as a new peer, with a new `peer_id`.
         """
         self._require_own_process()
+        configure_from_env()
         patience = check_timeout(self._settings.join_timeout_s if timeout is None else timeout, "connect()")
         if patience == 0:
             raise SettingsError("connect() needs a timeout of more than 0 seconds")
@@ -231,6 +237,10 @@ class Communicator(Collectives):
         if attribute is Attribute.PEER_GROUP_WORLD_SIZE:
             return len(view.members)
         return view.attributes[attribute.value]
+
+    def statistics(self) -> Statistics:
+        """What this communicator has done since `connect()`: counts, bytes, latencies, recoveries."""
+        return self._connected().recorder.snapshot()
 
     def on_membership(self, callback: Callable[[MembershipEvent], None]) -> None:
         """Has `callback` called with every `MembershipEvent` from now on: joins, deaths with their reason, epochs.
@@ -439,6 +449,12 @@ def _check_sizes(minimum: int, maximum: int | None, rank: int | None) -> None:
         raise SettingsError(f"max_world_size is None, or at least min_world_size={minimum}, not {maximum!r}")
     if rank is not None and (not isinstance(rank, int) or rank < 0 or (maximum is not None and rank >= maximum)):
         raise SettingsError(f"rank is None, or from 0 to below max_world_size={maximum}, not {rank!r}")
+
+
+def _check_label(label: str | None) -> str | None:
+    if label is not None and (not isinstance(label, str) or len(label.encode()) > LONGEST_LABEL):
+        raise SettingsError(f"label is None, or a text of up to {LONGEST_LABEL} bytes, not {label!r}")
+    return label
 
 
 def _abandon(connection: MasterConnection | None, events: EventQueue, running: Operations | None = None) -> None:

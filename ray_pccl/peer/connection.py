@@ -21,12 +21,14 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.control.messages import Answer, Beat, Edge, FromMaster, Probe
+from ray_pccl.control.messages import LEFT, Answer, Ask, Beat, Decide, Edge, FromMaster, Probe, tally_interval_s
 from ray_pccl.errors import AuthenticationError, MasterStoppedError, PCCLError, ProtocolError
+from ray_pccl.metrics import EXPORT_EVERY_S, PeerMetrics
 from ray_pccl.peer.effects import Effect, Fail, Inform, Measure, Send, Settle, Tell
 from ray_pccl.peer.link import Link
 from ray_pccl.peer.membership import ENDED, JOIN, Membership, Standing
 from ray_pccl.peer.sentinel import Hello
+from ray_pccl.peer.statistics import Recorder
 from ray_pccl.peer.watch import SentinelWatch
 from ray_pccl.ring import fault_points
 from ray_pccl.settings import Settings
@@ -73,6 +75,11 @@ class MasterConnection:
         plane: Plane | None = None,
     ) -> None:
         self.membership = membership
+        self.recorder = Recorder()
+        self._told_changes = -1
+        self._tally_next = 0.0
+        self._metrics = PeerMetrics(membership.identity.group, self.recorder)
+        self._export_next = 0.0
         self._plane = plane
         self._followed = 0
         self._endpoint = endpoint
@@ -212,6 +219,7 @@ class MasterConnection:
     async def _live(self) -> None:
         tasks = [asyncio.create_task(self._dial_for_ever()), asyncio.create_task(self._tick_for_ever())]
         await self._over.wait()
+        self._metrics.export(0, 0)  # gauges keep their last value: it is in no epoch any more
         tasks += [task for task in (self._watch_task, self._lookup) if task is not None]
         for task in tasks:
             task.cancel()
@@ -231,8 +239,14 @@ class MasterConnection:
                 self._apply(self.membership.tick(now))
                 if self._link is not None and now >= self._beat_next:
                     self._beat(now, self._link)
+                if now >= self._export_next:
+                    self._export_next = now + EXPORT_EVERY_S
+                    self._export()
             except Exception:  # whatever it is, deadlines go on
                 log.exception("a tick of peer %s failed", self.membership.identity.peer_id)
+
+    def _export(self) -> None:
+        self._metrics.export(self.membership.view.epoch, len(self.membership.view.members))
 
     def _beat(self, now: float, link: Link) -> None:
         settings = self.membership.settings
@@ -245,9 +259,21 @@ class MasterConnection:
         link.send(Beat(self._beat_number, echo))
         if self.membership.standing is Standing.MEMBER and (seen := self.membership.network.to_tell(now)) is not None:
             link.send(seen)
+        self._tally(now, link)
         silent_since = max(self.membership.last_heard, self._linked)
         if now - silent_since >= SILENT_BEATS * settings.heartbeat_timeout_s:
             self._wake.set()
+
+    def _tally(self, now: float, link: Link) -> None:
+        """Tells what was done since the last time, for onlookers."""
+        if now < self._tally_next or self.membership.standing is not Standing.MEMBER:
+            return
+        changes, tally = self.recorder.changes, self.recorder.tally()
+        self._tally_next = now + tally_interval_s(len(self.membership.view.members))
+        if changes != self._told_changes:
+            # What was in flight has to be told again: it may have been counted already, and end without a change.
+            self._told_changes = -1 if tally.in_flight else changes
+            link.send(tally)
 
     def received(self, link: Link, message: FromMaster) -> None:
         """A message came from the master."""
@@ -260,6 +286,9 @@ class MasterConnection:
         if isinstance(message, Beat):
             self.membership.heard(self._beats.pop(message.number, 0.0))
             return
+        if isinstance(message, Ask):
+            self.recorder.froze(time.monotonic())
+        epoch = self.membership.view.epoch
         try:
             effects = self.membership.received(message, time.monotonic())
         except ProtocolError:
@@ -268,6 +297,19 @@ class MasterConnection:
             log.exception("peer %s can't follow its master", self.membership.identity.peer_id)
             effects = self.membership.refused(error)
         self._apply(effects)
+        if isinstance(message, Decide) and self.membership.view.epoch != epoch:  # one that is told again began before
+            self._record_epoch(message)
+
+    def _record_epoch(self, decide: Decide) -> None:
+        deaths = any(reason != LEFT for _, reason in decide.lost)
+        self.recorder.began(time.monotonic(), recovers=deaths)
+        identity, members = self.membership.identity, len(self.membership.view.members)
+        lost = "".join(f"; lost {peer_id}: {reason}" for peer_id, reason in decide.lost)
+        log.info(
+            "group %r: epoch %d with %d members%s",
+            *(identity.group, decide.epoch, members, lost),
+            extra={"group": identity.group, "epoch": decide.epoch, "peer": identity.peer_id},
+        )
 
     def lost(self, link: Link) -> None:
         """A connection is gone."""
@@ -447,6 +489,7 @@ class MasterConnection:
         self._linked = time.monotonic()
         self._answered = False
         self._echo_next = 0.0
+        self._told_changes, self._tally_next = -1, 0.0  # this master may never have heard it
         self._beats.clear()
         for message in greeting:
             link.send(message)

@@ -22,14 +22,21 @@ class Status(Enum):
     """How an operation ended, for who would rather look than catch."""
 
     SUCCESS = "success"
+    """It has committed."""
     RUNNING = "running"
     """It has not ended within the time that `wait` was given, and goes on."""
     PEER_LOST = "peer lost"
+    """`PeerLostError`."""
     MISMATCH = "mismatch"
+    """`CollectiveMismatchError`."""
     TIMEOUT = "timeout"
+    """`OperationTimeoutError`."""
     TOO_FEW_PEERS = "too few peers"
+    """`TooFewPeersError`."""
     EVICTED = "evicted"
+    """`PeerEvictedError`."""
     ERROR = "error"
+    """Any other; `Handle.exception` has it."""
 
 
 _STATUS_OF = {

@@ -222,7 +222,7 @@ class Membership:
         self.require_member()
         if kind in self._votes:
             raise UsageError(f"{kind.value}() of group {self.identity.group!r} is running in another thread already")
-        vote = OpenVote(kind, self._counts.get(kind.value, VoteCount()).served, timeout_s, only)
+        vote = OpenVote(kind, self.served(kind), timeout_s, only)
         self._votes[kind] = _Call(Vote(vote), now + timeout_s + SLACK_S)
         self._polled = now
         return kind, [Send(Vote(vote))]
@@ -299,6 +299,10 @@ class Membership:
         raise NotConnectedError(
             f"the communicator is no member of group {self.identity.group!r} yet: call connect() first"
         )
+
+    def served(self, kind: VoteKind) -> int:
+        """How many votes of a kind the group has served, as far as this peer knows."""
+        return self._counts.get(kind.value, VoteCount()).served
 
     def _owed(self, number: int, message: Message, timeout_s: float, now: float) -> tuple[Hashable, list[Effect]]:
         self._requests[number] = _Call(message, now + timeout_s + SLACK_S)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ray_pccl.control.messages import Failure, OperationState, VoteKind, error_of
+from ray_pccl.control.messages import Failure, OperationState, Running, VoteKind, error_of
 from ray_pccl.descriptors import (
     QuantizationOptions,
     ReduceInfo,
@@ -34,6 +35,8 @@ from ray_pccl.ring.tensors import as_input, as_output
 from ray_pccl.settings import check_timeout
 from ray_pccl.state.syncing import SharedStates
 
+log = logging.getLogger("ray_pccl.peer")
+
 _LOOK_S = 0.05
 _RETRY_S = 0.0005
 _RUNNING, _PREPARED = OperationState.RUNNING, OperationState.PREPARED
@@ -54,7 +57,16 @@ class Operations:
         self._awaiting = threading.Lock()
         self.entered = 0
         """How many operations were begun."""
+        self._recorder = connection.recorder
+        self._recorder.running = self._running
         self.shared_states = SharedStates(self, plane, self._membership.identity.peer_id)
+
+    def _running(self) -> list[Running]:
+        now = time.monotonic()
+        return sorted(
+            (Running(request.tag, request.describe(), now - request.began) for request in list(self._tags.values())),
+            key=lambda running: -running.seconds,
+        )
 
     def close(self) -> None:
         """Ends the threads, once their operations have failed."""
@@ -152,6 +164,7 @@ class Operations:
 
     def _claim(self, request: Request) -> None:
         self.entered += 1
+        request.began = time.monotonic()
         with self._lock:
             if request.tag in self._tags:
                 raise UsageError(
@@ -160,6 +173,7 @@ class Operations:
             if len(self._tags) >= ENTRIES:
                 raise UsageError(f"{ENTRIES} operations are in flight already: wait for some of them")
             self._tags[request.tag] = request
+        self._recorder.changes += 1  # only a hint that there is something to tell
 
     def _release(self, request: Request) -> None:
         if self._tags.get(request.tag) is request:  # not that of another call, which is why this one failed
@@ -168,6 +182,16 @@ class Operations:
     # ---------------------------------------------------------------------------------------------- executing
 
     def _execute(self, request: Request, patience: float, *, behind: bool) -> ReduceInfo:
+        try:
+            info = self._attempt(request, patience, behind=behind)
+        except BaseException:
+            self._recorder.failed()
+            raise
+        self._recorder.committed(request.kind.call, request.nbytes, time.monotonic() - request.began)
+        return info
+
+    def _attempt(self, request: Request, patience: float, *, behind: bool) -> ReduceInfo:
+        """Tries until it commits, or fails for good."""
         ledger = self._membership.ledger
         key: Key | None = None
         operation: Operation | None = None
@@ -202,6 +226,18 @@ class Operations:
                 raise
             if info is not None:
                 return info
+            self._recorder.aborted()
+            log.info(
+                "group %r: a death ended an attempt of %s in epoch %d: it is tried again",
+                *(self._membership.identity.group, request.describe(), epoch.number),
+                extra=self._about(epoch.number, key),
+            )
+
+    def _about(self, epoch: int, key: Key) -> dict[str, object]:
+        """What a line of the log is about."""
+        identity = self._membership.identity
+        operation = f"{key[0]}/{key[1]}"
+        return {"group": identity.group, "epoch": epoch, "operation": operation, "peer": identity.peer_id}
 
     def _await_minimum(self) -> None:
         patience = self._membership.settings.join_timeout_s
@@ -347,6 +383,7 @@ class Operations:
         messages = self._plane.messages
         post = messages.post_send if sends else messages.post_receive
         self.entered += 1
+        began = time.monotonic()
         self._plane.call(lambda: post(transfer))
 
         def wait() -> ReduceInfo:
@@ -359,10 +396,12 @@ class Operations:
                 transfer.ended.wait(1.0)
                 raise
             if transfer.error is not None:
+                self._recorder.failed()
                 raise transfer.error
             if not sends:
                 operand.store()
             moved = len(transfer.memory)
+            self._recorder.committed("send" if sends else "recv", moved, time.monotonic() - began)
             ends = (epoch.members[epoch.rank] if sends else way[0],)
             return ReduceInfo(moved if sends else 0, 0 if sends else moved, epoch.size, ends)
 

@@ -26,6 +26,7 @@ _TIMES_RECV = (Kind.ALL_GATHER, Kind.GATHER)
 _TIMES_SEND = (Kind.REDUCE_SCATTER, Kind.SCATTER)
 _NEEDS_SEND = (Kind.REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.GATHER)
 _NEEDS_RECV = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL, Kind.SCATTER)
+_REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 _ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
 _PLAIN = QuantizationOptions()
 FIRST_RESERVED_TAG = TAG_MASK - 16
@@ -81,7 +82,21 @@ class Request:
         known = send if send is not None else recv
         self._datatype = known.datatype if known is not None else None
         self._result: Array | None = None
+        self.began = 0.0
+        """When it was called, by the monotonic clock."""
         self._check(operand)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its output, or of its input where this peer gets none."""
+        operand = self.recv if self.recv is not None else self.send
+        return 0 if operand is None else operand.count * operand.datatype.itemsize
+
+    def describe(self) -> str:
+        """In words, such as ``all_reduce SUM of 1048576 FLOAT``."""
+        operand = self.send if self.send is not None else self.recv
+        op = f" {self._op.name}" if self.kind in _REDUCING else ""
+        return self.kind.call + ("" if operand is None else f"{op} of {operand.count} {operand.datatype.name}")
 
     def _check(self, operand: ReduceOperandDescriptor | None) -> None:
         send, recv, datatype = self.send, self.recv, self._datatype
@@ -98,7 +113,7 @@ class Request:
             if self.kind is not Kind.BARRIER:
                 raise UsageError(f"{name}() needs a tensor")
             return
-        if self.kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER):
+        if self.kind in _REDUCING:
             if not isinstance(self._op, ReduceOp):
                 raise UsageError(f"op is a ReduceOp, such as ReduceOp.SUM, not {self._op!r}")
             check_reducible(self._op, datatype)

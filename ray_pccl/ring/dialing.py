@@ -8,6 +8,7 @@ limits, so that whoever connects and says nothing holds up nobody.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import os
 import socket
@@ -25,6 +26,8 @@ MAX_ID_BYTES = 512
 FDS = 3
 """What goes across with an introduction on one host: segment, bell, arena."""
 TRANSPORTS = ("auto", "shm", "tcp")
+_LONGEST_UNIX_NAME = 80
+"""The kernel takes 107 bytes, with what stands before the name."""
 _LENGTH = struct.Struct(">H")
 _CREDENTIALS = struct.Struct("3i")
 _SOCKET_BUFFER = 4 << 20
@@ -71,7 +74,7 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         """The address of this text, or `ProtocolError`."""
-        parts = text.split(" ")
+        parts = text.rsplit(" ", 2)  # a name begins with the user's label, which may have spaces
         if len(parts) != 3 or not parts[2].isdigit():
             raise ProtocolError(f"{text!r} is no data address")
         return cls(parts[0], parts[1], int(parts[2]))
@@ -79,7 +82,10 @@ class Address:
     @property
     def unix(self) -> str:
         """The abstract Unix socket: it has no file, and exists for this network namespace only."""
-        return f"\0ray_pccl-data/{self.name}"
+        name = self.name
+        if len(name.encode()) > _LONGEST_UNIX_NAME:  # a long host name is enough for that
+            name = hashlib.sha256(name.encode()).hexdigest()
+        return f"\0ray_pccl-data/{name}"
 
 
 @dataclass(slots=True)

@@ -31,6 +31,14 @@ class Kind(IntEnum):
         """Whether its shape changes with the world, so that it can't be retried with fewer (R9)."""
         return self >= Kind.ALL_GATHER
 
+    @property
+    def call(self) -> str:
+        """The name of the method that users call."""
+        return _CALLS[self]
+
+
+_CALLS = {kind: kind.name.lower() for kind in Kind}
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

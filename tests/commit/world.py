@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from master_actor.core.actions import Action, Append, Complain, Disconnected, EvictionRequested, Received, Tick
+from master_actor.core.actions import Action, Append, Complain, Disconnected, EvictionRequested, Note, Received, Tick
 from master_actor.core.master import Master
 from master_actor.core.records import Booted, Durable, EpochBegan, Record
 from ray_pccl.control.messages import Message
@@ -74,7 +74,11 @@ class MasterProcess:
 
     def hear(self, name: str, message: Message | None) -> None:
         event = Disconnected(name) if message is None else Received(name, message)  # type: ignore[arg-type]
-        self.pending.extend(self.core.handle(event, self.world.now))
+        self.take(self.core.handle(event, self.world.now))
+
+    def take(self, actions: list[Action]) -> None:
+        """What the core has decided, without what is for onlookers only."""
+        self.pending.extend(action for action in actions if not isinstance(action, Note))
 
     def carry_out(self) -> None:
         """One action."""
@@ -234,7 +238,7 @@ class World:
                 victim.stopped = fault is Fault.ZOMBIE
                 if self.master is not None:
                     event = EvictionRequested(victim.name, "it seemed to be dead")
-                    self.master.pending.extend(self.master.core.handle(event, self.now))
+                    self.master.take(self.master.core.handle(event, self.now))
             case Fault.BREAK_LINK:
                 others = [other for other in living if other is not victim and other.epoch == victim.epoch]
                 if others:
@@ -294,5 +298,5 @@ class World:
         self.now += PATIENCE_S
         if self.master is None:
             return False
-        self.master.pending.extend(self.master.core.handle(Tick(), self.now))
+        self.master.take(self.master.core.handle(Tick(), self.now))
         return bool(self.master.pending)

@@ -12,6 +12,7 @@ from master_actor.core.actions import (
     Disconnected,
     Event,
     EvictionRequested,
+    Note,
     Received,
     Send,
     SentinelSaid,
@@ -64,13 +65,17 @@ class DrivenMaster:
         self.beating: set[str] = set()
         self.epochs = {(group.name, group.epoch): group.members for group in self.master.durable.groups.values()}
         self.actions: list[Action] = self.master.begin()
+        self.notes: list[Note] = []
+        """What was said for the timeline; the actions are without it."""
 
     def group(self, name: str = "g") -> Group:
         return self.master.groups[name]
 
     def handle(self, event: Event) -> list[Action]:
         """What the event leads to now."""
-        actions = [self._in_full(action) for action in self.master.handle(event, self.now)]
+        done = self.master.handle(event, self.now)
+        self.notes += [action for action in done if isinstance(action, Note)]
+        actions = [self._in_full(action) for action in done if not isinstance(action, Note)]
         self.actions += actions
         return actions
 

@@ -19,6 +19,7 @@ from master_actor.core.actions import (
     Complain,
     Disconnected,
     Event,
+    Note,
     Received,
     Send,
     SentinelGone,
@@ -130,7 +131,8 @@ class MasterProcess:
 
     def handle(self, event: Event) -> None:
         if self.alive:
-            self.pending.extend(self.core.handle(event, self.world.now))
+            actions = self.core.handle(event, self.world.now)
+            self.pending.extend(action for action in actions if not isinstance(action, Note))  # nobody acts on a note
 
     def carry_out(self) -> None:
         """One action: the crash points lie before and after it."""

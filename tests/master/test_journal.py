@@ -272,3 +272,12 @@ def test_a_file_survives_its_process(tmp_path: Path) -> None:
     again = FileStorage(path)
     assert _loaded(again)[2] == [b"one"]
     again.close()
+
+
+def test_a_file_that_holds_the_key_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    store = FileStorage(str(path))
+    store.create("k", b"v")
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("journal", "journal-wal", "journal-shm"), "0o600")
+    store.close()
