@@ -1,230 +1,267 @@
-"""A group on Ray that goes on: one of four peers is killed, then the master, then a newcomer is let in.
+"""Training that does not stop: four Ray actors, one is killed, one joins, and then the master is killed.
 
-    python examples/demo.py        (or: make demo)
+    python examples/demo.py                    (or: make demo) about half a minute, and a picture in demo.png
+    python examples/demo.py --png FILE
+    python examples/demo.py --quick            fewer steps
 
-Each peer is an actor that does what a training loop does: at every step it lets in who waits, and sums a tensor of
-4 MiB with all the others. What the peers see is printed with the milliseconds since the fault that caused it. The demo
-ends with an error if anything that it claims did not hold.
+Four actors train a small network data-parallel, each on data of its own: at every step they average their gradients.
+What each of them does is in demo_training.py, what is shown in demo_display.py. What happens is told with milliseconds,
+and checked: after every step all actors hold the same bits; a replay of the whole run in one process gives the same
+losses and weights. The demo ends with exit code 1 if anything that it claims did not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
+import math
 import os
 import signal
-import threading
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Ray reports every process that dies. Here that is the point, and no news.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the actors share the cores
 import numpy as np
 import ray
+from demo_display import Display, Happening, Mark, draw
+from demo_training import ACTORS, PATIENCE_S, Model, Step, Trainer, digest, replay
 
 import ray_pccl
-from ray_pccl import Communicator, MembershipChange, MembershipEvent, PCCLError, Settings
+from ray_pccl import MembershipChange
 
-GROUP = "demo"
-PEERS = 4
-PATIENCE_S = 30.0
-ELEMENTS = 1 << 20
-CHECKPOINT = b"weights of step 1200"
-
-Seen = tuple[float, MembershipEvent]
+STEPS, QUICK_STEPS = 900, 200
 
 
-@ray.remote(num_cpus=0, max_concurrency=4)
-class Peer:
-    """One member. Its event times are of the clock that all processes of a machine share."""
-
-    def __init__(self) -> None:
-        # The group forms as soon as all four are there; two of them would wait 10 s for the others.
-        settings = Settings.from_env(last_call_s=10.0)
-        self.comm = Communicator(GROUP, min_world_size=2, max_world_size=PEERS, settings=settings)
-        self.steps = 0
-        self.events: list[Seen] = []
-        self.sums: list[tuple[float, int]] = []
-        """When a sum came back that had another number of contributors than the one before."""
-        self.comm.on_membership(lambda event: self.events.append((time.monotonic(), event)))
-
-    def join(self) -> tuple[float, int, tuple[str, ...]]:
-        """Joins and starts to work; when that was, and the epoch and members it found."""
-        self.comm.connect(timeout=PATIENCE_S)
-        joined = time.monotonic(), self.comm.epoch, self.comm.members
-        threading.Thread(target=self._work, daemon=True).start()
-        return joined
-
-    def _work(self) -> None:
-        ones = np.ones(ELEMENTS, np.float32)
-        total = np.empty_like(ones)
-        contributors = 0
-        try:
-            while True:
-                self.comm.update_topology()
-                info = self.comm.all_reduce(ones, total)  # whoever dies in it: the sum of the survivors comes back
-                if not (total == info.world_size).all():
-                    os.abort()  # a wrong number: the demo fails without this peer
-                if info.world_size != contributors:
-                    contributors = info.world_size
-                    self.sums.append((time.monotonic(), contributors))
-                self.steps += 1
-                time.sleep(0.002)
-        except PCCLError:
-            pass  # the demo is over
-
-    def look(self) -> tuple[int, tuple[str, ...], int, list[Seen]]:
-        """Epoch, members, steps done, and all events so far."""
-        return self.comm.epoch, self.comm.members, self.steps, self.events
-
-    def summed(self, contributors: int, since: float) -> float | None:
-        """When the first sum of so many contributors came back."""
-        return next((at for at, count in self.sums if at >= since and count == contributors), None)
-
-    def name(self) -> tuple[str, int]:
-        """Its unique name, and its process."""
-        return self.comm.peer_id, os.getpid()
-
-    def put(self, value: bytes) -> None:
-        """Keeps a value in the group's store."""
-        self.comm.store.set("checkpoint", value)
-
-    def get(self) -> bytes:
-        """Reads it."""
-        return self.comm.store.get("checkpoint", timeout=PATIENCE_S)
+class ClaimError(Exception):
+    """Something that the demo says was not so."""
 
 
-def say(since: float | None, at: float, text: str) -> None:
-    """One line: milliseconds since the cause, and what happened."""
-    print(f"{1000 * (at - since):>10.1f} ms  {text}" if since is not None else f"\n{text}", flush=True)
+def claim(holds: bool, what: str) -> None:
+    """What the demo says must hold."""
+    if not holds:
+        raise ClaimError(what)
 
 
-def first(peer: Any, since: float, change: MembershipChange, wanted: Callable[[MembershipEvent], bool]) -> Seen:
-    """The first event of this kind that the peer saw after `since`. Waits for it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        for at, event in ray.get(peer.look.remote())[3]:
-            if at >= since and event.change is change and wanted(event):
-                return at, event
-        time.sleep(0.01)
-    raise TimeoutError(f"a peer saw no {change.value!r} event within {PATIENCE_S:g} s")
+class Run:
+    """What the driver knows of the training."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+        self.actors: dict[int, Any] = {}
+        self.seen: dict[int, list[Step]] = {}
+
+    @property
+    def step(self) -> int:
+        """The last step that all living actors have made."""
+        return min(steps[-1].number if (steps := self.seen.get(actor)) else -1 for actor in self.actors)
+
+    def look(self) -> None:
+        """Asks the living actors for their news."""
+        answers = [(n, a.look.remote(len(self.seen.setdefault(n, [])))) for n, a in self.actors.items()]
+        for number, ref in answers:
+            steps, error = ray.get(ref, timeout=PATIENCE_S)
+            claim(not error, f"actor {number} failed: {error}")
+            self.seen[number] += steps
+        last = max((steps[-1] for steps in self.seen.values() if steps), default=None)
+        if last is not None:
+            self.display.progress(last.number + 1, last.loss, len(last.contributors))
+
+    def until(self, what: str, done: Callable[[], bool]) -> None:
+        """Lets the training come so far."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            claim(time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}")
+            time.sleep(0.05)
+            self.look()
+
+    def advance(self, steps: int) -> None:
+        """Lets all make so many steps more."""
+        due = self.step + steps
+        self.until(f"step {due}", lambda: self.step >= due)
+
+    def all_have(self, what: str, wanted: Callable[[Step], bool]) -> list[Step]:
+        """The first such step of each living actor. Waits for it."""
+
+        def find() -> list[Step]:
+            firsts = [next(filter(wanted, self.seen.get(number, [])), None) for number in self.actors]
+            return [step for step in firsts if step is not None]
+
+        self.until(what, lambda: len(find()) == len(self.actors))
+        return find()
+
+    def all_saw(self, change: MembershipChange, since: float) -> float:
+        """When the last of the living actors saw such an event. Waits for it."""
+        times: list[float] = []
+
+        def find() -> bool:
+            told = ray.get([actor.tell.remote() for actor in self.actors.values()], timeout=PATIENCE_S)
+            firsts = [[at for at, event in events if at >= since and event.change is change] for events, _, _ in told]
+            times[:] = [found[0] for found in firsts if found]
+            return len(times) == len(self.actors)
+
+        self.until(f"all have seen {change.value!r}", find)
+        return max(times)
+
+    # ------------------------------------------------------------------------------------------- what happens
+
+    def form(self) -> Happening:
+        """Four actors begin."""
+        self.actors = {number: Trainer.remote(number, seed=0) for number in range(ACTORS)}
+        ray.get([actor.pid.remote() for actor in self.actors.values()], timeout=PATIENCE_S)  # all are up
+        ray.get([actor.train.remote() for actor in self.actors.values()])
+        firsts = self.all_have("the first step", lambda step: True)
+        asked = min(ray.get(actor.tell.remote())[1] for actor in self.actors.values())
+        took_ms = 1000 * (max(step.at for step in firsts) - asked)
+        claim({len(step.contributors) for step in firsts} == {ACTORS}, "all four contribute to the first step")
+        self.display.say(f"{ACTORS} actors have found each other and made their first step, {took_ms:.0f} ms", "green")
+        return Happening(
+            f"{ACTORS} actors form a group", "their first common step", took_ms, f"epoch {firsts[0].epoch}"
+        )
+
+    def kill_one(self) -> tuple[Happening, Mark]:
+        """One is killed in the middle of it."""
+        victim, before = ACTORS - 1, self.seen[0][-1].epoch
+        pid = ray.get(self.actors[victim].pid.remote())
+        struck = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        del self.actors[victim]
+        firsts = self.all_have("a step without it", lambda s: s.at > struck and victim not in s.contributors)
+        took_ms = 1000 * (max(step.at for step in firsts) - struck)
+        claim({(s.number, s.contributors, s.epoch) for s in firsts} == {(firsts[0].number, (0, 1, 2), before + 1)},
+              "the survivors go on with the same step, in the next epoch")  # fmt: skip
+        self.display.say(f"actor {victim} is killed (SIGKILL): the others hold their average, {took_ms:.1f} ms", "red")
+        happening = Happening(f"actor {victim} is killed", f"all {len(firsts)} others hold the next average", took_ms,
+                              f"epoch {before + 1}; step {firsts[0].number} is the first without it")  # fmt: skip
+        return happening, Mark(struck, f"actor {victim} is killed\n{took_ms:.0f} ms", "tab:red")
+
+    def join_one(self) -> tuple[Happening, Mark]:
+        """A new one comes, with weights of its own, and is healed."""
+        number = ACTORS
+        began = time.monotonic()
+        newcomer = Trainer.remote(number, seed=99)
+        ray.get(newcomer.train.remote(), timeout=PATIENCE_S)
+        self.actors[number] = newcomer
+        firsts = self.all_have("a step with it", lambda step: number in step.contributors)
+        _, asked, received = ray.get(newcomer.tell.remote())
+        took_ms = 1000 * (max(step.at for step in firsts) - asked)
+        state = Model(0)
+        wanted = state.weights.nbytes + state.velocity.nbytes + state.step.nbytes
+        claim({step.number for step in firsts} == {firsts[0].number}, "its first step is the same one for all")
+        claim(received == wanted, f"it receives the state of {wanted} bytes, not {received}")
+        remark = f"{received:,} bytes of state received; its process took {asked - began:.1f} s"
+        self.display.say(f"actor {number} joins, and receives the state: {took_ms:.0f} ms to its first step", "green")
+        happening = Happening(f"actor {number} joins", "its first common step with the others", took_ms, remark)
+        return happening, Mark(asked, f"actor {number} joins\n{took_ms:.0f} ms", "tab:green")
+
+    def kill_master(self, master: Any) -> tuple[list[Happening], Mark]:
+        """The master is killed. Nobody waits for it."""
+        pid, epoch = ray.get(master.pid.remote()), self.seen[0][-1].epoch
+        struck = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        noticed_ms = 1000 * (self.all_saw(MembershipChange.MASTER_LOST, struck) - struck)
+        self.display.say(
+            f"the master is killed (SIGKILL): all have noticed after {noticed_ms:.1f} ms, and go on", "red"
+        )
+        back = self.all_saw(MembershipChange.MASTER_BACK, struck)
+        self.advance(1)
+        away = [step for step in self.seen[0] if struck < step.at < back]
+        claim(bool(away), "steps are made without a master")
+        claim({step.epoch for step in self.seen[0] if step.at > struck} == {epoch}, "the epoch stays")
+        claim(ray.get(master.pid.remote()) != pid, "it is another process")
+        back_ms = 1000 * (back - struck)
+        self.display.say(f"Ray has restarted it, {back_ms:.0f} ms; meanwhile {len(away)} steps were made", "green")
+        longest_ms = max(1, math.ceil(1000 * max(np.diff([step.at for step in away]), default=0.0)))
+        remark = f"{len(away)} steps meanwhile, each under {longest_ms} ms; still epoch {epoch}"
+        happenings = [
+            Happening("the master is killed", "all members have noticed", noticed_ms, "and go on without it"),
+            Happening("", "Ray has restarted it, all are registered", back_ms, remark),
+        ]
+        return happenings, Mark(
+            struck, f"the master is killed\n{len(away)} steps without it", "tab:purple", back - struck
+        )
+
+    def finish(self) -> list[Any]:
+        """Ends the training: the weights that each living actor holds."""
+        weights: list[Any] = ray.get([actor.finish.remote() for actor in self.actors.values()], timeout=PATIENCE_S)
+        self.look()
+        return weights
 
 
-def all_saw(
-    peers: list[Any], since: float, change: MembershipChange, wanted: Callable[[MembershipEvent], bool] = lambda _: True
-) -> tuple[float, list[MembershipEvent]]:
-    """When the last of the peers saw such an event, and what each of them saw."""
-    seen = [first(peer, since, change, wanted) for peer in peers]
-    return max(at for at, _ in seen), [event for _, event in seen]
+def check(seen: dict[int, list[Step]], weights: list[Any]) -> list[str]:
+    """What held, of all steps that anyone saw and of the weights in the end. Raises if something did not."""
+    history = seen[0]  # it was there all the time
+    claim([step.number for step in history] == list(range(len(history))), "no step is left out or made twice")
+    alike: dict[int, set[tuple[Any, ...]]] = {}
+    for steps in seen.values():
+        for step in steps:
+            alike.setdefault(step.number, set()).add((step.bits, step.loss, step.contributors))
+    apart = [number for number, found in alike.items() if len(found) > 1]
+    claim(not apart, f"all hold the same bits after each step, but not after step {apart[:1]}")
+    claim({digest(held) for held in weights} == {history[-1].bits}, "all hold the same weights in the end")
+    model, losses = replay(0, [step.contributors for step in history])
+    off = max(abs(step.loss - loss) for step, loss in zip(history, losses, strict=True))
+    same = off < 1e-3 and np.allclose(model.weights, weights[0], atol=1e-3)
+    claim(same, f"a replay in one process has the same losses and weights, but it is off by {off:g}")
+    first, last = (float(np.mean([step.loss for step in part])) for part in (history[:10], history[-10:]))
+    claim(last < 0.8 * first, f"the loss falls, but it went from {first:.3f} to {last:.3f}")
+    return [
+        f"{len(history)} steps, the same bits on all after each; weights {history[-1].bits[:8]}",
+        f"a replay in one process has the same losses, within {off:.0e}",
+        f"the loss fell from {first:.3f} to {last:.3f}",
+    ]
 
 
-def all_summed(peers: list[Any], since: float, contributors: int) -> float:
-    """When the last of the peers had a sum of so many contributors."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        times = ray.get([peer.summed.remote(contributors, since) for peer in peers])
-        if None not in times:
-            return max(times)
-        time.sleep(0.01)
-    raise TimeoutError(f"no sum of {contributors} within {PATIENCE_S:g} s")
-
-
-def form(peers: list[Any]) -> tuple[int, float]:
-    """The group forms. Its epoch, and the milliseconds it took."""
-    began = time.monotonic()
-    joined = ray.get([peer.join.remote() for peer in peers], timeout=PATIENCE_S)
-    at = max(when for when, _, _ in joined)
-    assert len({(epoch, members) for _, epoch, members in joined}) == 1, "the members disagree on their first epoch"
-    epoch = joined[0][1]
-    say(began, at, f"{len(peers)} peers have found each other: epoch {epoch}")
-    say(began, all_summed(peers, began, len(peers)), f"all have summed 4 MiB with {len(peers)} contributions")
-    ray.get(peers[0].put.remote(CHECKPOINT))
-    say(began, time.monotonic(), f"one of them keeps {CHECKPOINT!r} in the group's store")
-    return epoch, 1000 * (at - began)
-
-
-def kill_a_peer(peers: list[Any], epoch: int) -> tuple[int, float]:
-    """One peer dies. The survivors' epoch, and the milliseconds until all of them held it."""
-    *survivors, victim = peers
-    name, pid = ray.get(victim.name.remote())
-    say(None, 0, f"SIGKILL to one of {len(peers)} peers (process {pid})")
-    struck = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    at, deaths = all_saw(survivors, struck, MembershipChange.LOST, lambda event: event.peer_id == name)
-    say(struck, at, f"all survivors know why: {deaths[0].reason}")
-    at, epochs = all_saw(survivors, struck, MembershipChange.EPOCH)
-    assert {(event.epoch, len(event.members)) for event in epochs} == {(epoch + 1, len(survivors))}
-    assert all(name not in event.members for event in epochs)
-    say(struck, at, f"all {len(survivors)} hold epoch {epoch + 1}, without it")
-    at = all_summed(survivors, struck, len(survivors))
-    say(struck, at, f"and the right sum of {len(survivors)} contributions, the one that died not among them")
-    return epoch + 1, 1000 * (at - struck)
-
-
-def kill_the_master(master: Any, members: list[Any], newcomer: Any, epoch: int) -> tuple[int, float]:
-    """The master dies while a newcomer asks to be let in. The last epoch, and the milliseconds until it was in."""
-    pid = ray.get(master.pid.remote())
-    say(None, 0, f"SIGKILL to the master (process {pid}); at the same time a newcomer wants to join")
-    struck = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    joining = newcomer.join.remote()
-    at, _ = all_saw(members, struck, MembershipChange.MASTER_LOST)
-    say(struck, at, "all members have noticed, and keep their group")
-    at, back = all_saw(members, struck, MembershipChange.MASTER_BACK)
-    assert {event.epoch for event in back} == {epoch}, "the restart changed the epoch"
-    say(struck, at, f"Ray has restarted it, all members are known to it again, in epoch {epoch} as before")
-    joined, admitted_in, who = ray.get(joining, timeout=PATIENCE_S)
-    assert admitted_in == epoch + 1 and len(who) == len(members) + 1, "the newcomer was not simply admitted"
-    say(struck, joined, f"the members have voted the newcomer in: epoch {admitted_in}, {len(who)} members")
-    assert ray.get(master.pid.remote()) != pid, "this is the old master"
-    return admitted_in, 1000 * (joined - struck)
-
-
-def check_that_it_goes_on(members: list[Any], epoch: int, more_steps: int = 20) -> None:
-    """All members do more steps together, agree on everything, and have their stored value."""
-    began = time.monotonic()
-    before = [steps for _, _, steps, _ in ray.get([member.look.remote() for member in members])]
-    while True:
-        now = ray.get([member.look.remote() for member in members])
-        if all(looked[2] - steps >= more_steps for looked, steps in zip(now, before, strict=True)):
-            break
-        assert time.monotonic() - began < PATIENCE_S, "the group does not go on"
-        time.sleep(0.02)
-    assert {(e, who) for e, who, _, _ in now} == {(epoch, now[0][1])}, "the members disagree"
-    assert len(now[0][1]) == len(members)
-    say(None, 0, "Afterwards")
-    all_summed(members, 0.0, len(members))
-    say(began, time.monotonic(), f"{more_steps} more steps of all {len(members)} members, in epoch {epoch}")
-    assert ray.get([member.get.remote() for member in members]) == [CHECKPOINT] * len(members)
-    say(began, time.monotonic(), f"every member, the newcomer too, reads {CHECKPOINT!r} from the store")
+def train(display: Display, steps: int) -> tuple[dict[int, list[Step]], list[Happening], list[Mark], list[str]]:
+    """The whole story: who saw which steps, what happened, what to mark in the picture, and what held."""
+    master = ray_pccl.start_master()
+    with display:
+        run = Run(display)
+        formed = run.form()
+        run.advance(steps // 5)
+        killed, died = run.kill_one()
+        run.advance(steps // 8)
+        joined, came = run.join_one()
+        run.advance(steps // 5)
+        away, gone = run.kill_master(master)
+        run.advance(max(steps // 5, steps - run.step))
+        weights = run.finish()
+    ray_pccl.stop_master()
+    return run.seen, [formed, killed, joined, *away], [died, came, gone], check(run.seen, weights)
 
 
 def main() -> None:
-    """The whole story. Raises if anything in it was not so."""
+    """Exit code 1 if anything was not as it says."""
+    parser = argparse.ArgumentParser(description="Training that goes on while actors, and the master, are killed.")
+    parser.add_argument("--png", type=Path, default=Path("demo.png"), help="the picture (default: ./%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fewer steps")
+    arguments = parser.parse_args()
     started = time.monotonic()
-    print("A local Ray starts ...", flush=True)
+    steps = QUICK_STEPS if arguments.quick else STEPS
+    display = Display(steps)
+    display.say("a local Ray starts, with a master and four actors ...")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        began = time.monotonic()
-        master = ray_pccl.start_master()
-        say(None, 0, "A master and four peers")
-        say(began, time.monotonic(), "the master runs, as a detached actor")
-        peers = [Peer.remote() for _ in range(PEERS)]
-        newcomer = Peer.remote()
-        ray.get([peer.name.remote() for peer in [*peers, newcomer]])
-        epoch, formed_ms = form(peers)
-        epoch, peer_ms = kill_a_peer(peers, epoch)
-        members = peers[:-1]
-        epoch, master_ms = kill_the_master(master, members, newcomer, epoch)
-        check_that_it_goes_on([*members, newcomer], epoch)
-        ray_pccl.stop_master()
+        seen, happenings, marks, held = train(display, steps)
+    except (ClaimError, TimeoutError, ray.exceptions.RayError) as error:
+        display.console.print(f"the demo failed: {error}", style="bold red", markup=False)
+        sys.exit(1)
     finally:
         ray.shutdown()
-    print("\nIn short")
-    print(f"{formed_ms:>10.1f} ms  for four peers to form a group")
-    print(f"{peer_ms:>10.1f} ms  from the death of a peer until all survivors held their sum without it")
-    print(f"{master_ms:>10.1f} ms  from the death of the master until a newcomer was in; the members kept their epoch")
-    print(f"{time.monotonic() - started:>10.1f} s   for everything, Ray's start included")
+    display.table(happenings, "What happened, from each event on")
+    for what in held:
+        display.say(f"checked: {what}", "green")
+    history = seen[0]
+    try:
+        draw(arguments.png, *zip(*[(s.at, s.loss, len(s.contributors)) for s in history], strict=True), marks)
+        display.say(f"the loss, the members and the events are drawn in {arguments.png}")
+    except ImportError:
+        display.say("no picture without matplotlib: pip install ray-pccl[plot]")
+    display.say(f"all of it took {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.examples.scripts import run_example
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(180)]
-
-
-def _run(script: str, *arguments: str) -> str:
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def _check_allreduce_refs(output: str) -> None:
@@ -37,15 +28,15 @@ def _check_rfc(output: str) -> None:
 
 
 def test_refs_are_reduced_on_one_raylet_and_a_death_is_survived() -> None:
-    _check_allreduce_refs(_run("allreduce_refs.py"))
+    _check_allreduce_refs(run_example("allreduce_refs.py"))
 
 
 def test_the_examples_of_the_rfc_run_on_one_raylet() -> None:
-    _check_rfc(_run("rfc_collectives.py"))
+    _check_rfc(run_example("rfc_collectives.py"))
 
 
 def test_the_examples_run_on_a_cluster_of_three_nodes(ray_cluster: Any) -> None:
-    _check_allreduce_refs(_run("allreduce_refs.py", "--address", ray_cluster.address))
+    _check_allreduce_refs(run_example("allreduce_refs.py", "--address", ray_cluster.address))
     for _ in range(2):
         ray_cluster.add_node(num_cpus=2, num_gpus=1, include_dashboard=False)
-    _check_rfc(_run("rfc_collectives.py", "--address", ray_cluster.address))
+    _check_rfc(run_example("rfc_collectives.py", "--address", ray_cluster.address))

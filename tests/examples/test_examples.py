@@ -62,20 +62,6 @@ def test_the_example_has_the_functions_that_the_tests_have() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(180)
-def test_the_demo_shows_a_group_that_outlives_a_peer_and_the_master() -> None:
-    output = run("examples/demo.py", timeout=120)
-    times = [float(number) for number in re.findall(r"([\d.]+) ms", output)]
-    assert times and all(0 <= time_ms < 30_000 for time_ms in times)
-    story = ["epoch 1", "hold epoch 2", "in epoch 2 as before", "epoch 3, 4 members", "from the store", "In short"]
-    places = [output.find(part) for part in story]
-    assert -1 not in places and places == sorted(places), output
-    formed_ms, peer_ms, master_ms = times[-3:]
-    assert peer_ms < 1000
-    assert max(formed_ms, master_ms) < 20_000
-
-
-@pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_recovery_is_fast_and_a_loaded_machine_evicts_nobody(tmp_path: Path) -> None:
     results = results_of("benchmarks/recovery.py", "--quick", timeout=360, folder=tmp_path)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.examples.scripts import run_example
+
 pytestmark = pytest.mark.slow
-
-
-def _run(script: str, *arguments: str, timeout: float) -> str:
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.timeout(120)
 def test_the_recommended_loop_admits_heals_and_goes_on() -> None:
-    output = _run("shared_state_loop.py", timeout=100)
+    output = run_example("shared_state_loop.py", timeout=100)
     (joined, received) = re.search(r"joined at revision (\d+), and received (\d+) bytes, once", output).groups()
     (last, alike) = re.search(r"two go on, at revision (\d+); (\d+) iterations alike", output).groups()
     assert int(received) == 16384 and int(joined) > 10
@@ -33,7 +25,7 @@ def test_the_recommended_loop_admits_heals_and_goes_on() -> None:
 @pytest.mark.timeout(240)
 def test_training_stays_bit_identical_while_actors_come_and_go(tmp_path: Path) -> None:
     picture = tmp_path / "loss.png"
-    output = _run("elastic_ddp.py", "--steps", "8", "--plot", str(picture), timeout=200)
+    output = run_example("elastic_ddp.py", "--steps", "8", "--plot", str(picture), timeout=200)
     (steps,) = re.search(r"(\d+) steps of 4 actors: bit-identical after each, rx_bytes == 0", output).groups()
     assert int(steps) >= 32
     (received,) = re.search(r"one joined at step \d+, and received (\d+) bytes", output).groups()
