@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-fast soak lint format bench clean
+.PHONY: help setup demo test test-fast soak lint format docs notebooks picture bench clean
 
 help:  ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -14,10 +14,10 @@ setup: $(READY)  ## Make .venv with the package (editable) and all that tests ne
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,plot,test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[torch,plot,test,dev,notebooks,docs]"
 	touch $(READY)
 
-demo: $(READY)  ## A group sums tensors, loses a peer and then its master, and goes on: a line per event.
+demo: $(READY)  ## Elastic training on a local Ray: an actor killed, one joining, the master killed; a table with milliseconds, demo.png.
 	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## All tests, the fast ones first; then see that nothing was left behind.
@@ -41,6 +41,15 @@ format: $(READY)  ## Let ruff format everything.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(READY)  ## The documentation as a site, into build/site; a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+notebooks: $(READY)  ## Run the notebooks anew and save their outputs; on a quiet machine, about three minutes.
+	$(BIN)/python notebooks/execute.py
+
+picture: $(READY)  ## Take the picture of the live page again.
+	$(BIN)/python -m tests.dashboard.screenshot
+
 bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers, orders of a ring.
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/shaped_links.py
@@ -51,4 +60,4 @@ bench: $(READY)  ## The figures of the README: speed against others, recovery ti
 	$(BIN)/python benchmarks/topology_sim.py
 
 clean:  ## Remove .venv and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -48,7 +48,7 @@ class MasterProcess:
     """``python -m master_actor`` on loopback; as a context manager it gives itself."""
 
     def __enter__(self) -> MasterProcess:
-        command = [sys.executable, "-m", "master_actor", "--host", "127.0.0.1", "--port", "0"]
+        command = [sys.executable, "-m", "master_actor", "--host", "127.0.0.1", "--port", "0", "--dashboard-host", ""]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         self.endpoint = self._process.stdout.readline().strip()

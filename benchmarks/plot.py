@@ -12,6 +12,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from work import size_text
 
 STYLES = {
     "ours-auto": {"color": "tab:red", "marker": "o", "linewidth": 2.2},
@@ -42,8 +43,11 @@ def main() -> None:
             ]
             sizes = [nbytes for nbytes, _ in points]
             panel.errorbar(sizes, medians, yerr=quartiles, label=points[0][1]["name"], capsize=2, **STYLES[key])
-        panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms (median)", title=f"{peers} peers, one host")
-        panel.set_xscale("log", base=2)
+        panel.set(xscale="log", yscale="log", xlabel="size", ylabel="ms (median)", title=f"{peers} peers, one host")
+        sizes = sorted({found["nbytes"] for found in results})
+        panel.set_xticks(sizes, [size_text(nbytes) for nbytes in sizes], minor=False)
+        panel.set_xticks([], minor=True)
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.grid(True, which="major", alpha=0.3)
         panel.legend()
     figure.tight_layout()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ray_pccl.driver.collective import collective
     from ray_pccl.driver.creating import create_group, get_communicator, get_group, options, store_stats
     from ray_pccl.driver.groups import Group
-    from ray_pccl.driver.master import start_master, stop_master
+    from ray_pccl.driver.master import evict, report, start_master, stop_master
     from ray_pccl.driver.objects import StoreStats
     from ray_pccl.errors import (
         AuthenticationError,
@@ -69,9 +69,12 @@ if TYPE_CHECKING:
         UsageError,
         WorldChangedError,
     )
+    from ray_pccl.logs import configure_logging
     from ray_pccl.peer.communicator import Communicator
     from ray_pccl.peer.handles import Handle, Status
+    from ray_pccl.peer.statistics import Latency, Statistics
     from ray_pccl.peer.store import Store
+    from ray_pccl.reports import GroupReport, Happening, HappeningKind, InFlight, MasterReport, MemberReport, Sample
     from ray_pccl.ring.arena import empty, empty_like
     from ray_pccl.settings import Settings
     from ray_pccl.state.rows import SharedStateSyncStrategy
@@ -94,14 +97,21 @@ __all__ = [
     "Endpoint",
     "Group",
     "GroupMismatchError",
+    "GroupReport",
     "GroupStatus",
     "Handle",
+    "Happening",
+    "HappeningKind",
+    "InFlight",
     "InputFailedError",
+    "Latency",
     "MasterError",
     "MasterNotFoundError",
+    "MasterReport",
     "MasterStoppedError",
     "MasterUnreachableError",
     "Member",
+    "MemberReport",
     "MembershipChange",
     "MembershipEvent",
     "NoRingError",
@@ -126,6 +136,7 @@ __all__ = [
     "RendezvousError",
     "RendezvousTimeoutError",
     "RevisionError",
+    "Sample",
     "Settings",
     "SettingsError",
     "SharedState",
@@ -133,6 +144,7 @@ __all__ = [
     "SharedStateMismatchError",
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
+    "Statistics",
     "Status",
     "Store",
     "StoreError",
@@ -151,15 +163,18 @@ __all__ = [
     "barrier",
     "broadcast_ref",
     "collective",
+    "configure_logging",
     "create_group",
     "empty",
     "empty_like",
+    "evict",
     "get_communicator",
     "get_group",
     "options",
     "plot_topology",
     "reduce_refs",
     "reducescatter_refs",
+    "report",
     "start_master",
     "stop_master",
     "store_stats",
@@ -172,9 +187,16 @@ _HOME_OF = {
     "DistributionHint": "descriptors",
     "Endpoint": "control.endpoint",
     "Group": "driver.groups",
+    "GroupReport": "reports",
     "GroupStatus": "types",
     "Handle": "peer.handles",
+    "Happening": "reports",
+    "HappeningKind": "reports",
+    "InFlight": "reports",
+    "Latency": "peer.statistics",
+    "MasterReport": "reports",
     "Member": "types",
+    "MemberReport": "reports",
     "MembershipChange": "types",
     "MembershipEvent": "types",
     "QuantizationAlgorithm": "descriptors",
@@ -184,10 +206,12 @@ _HOME_OF = {
     "ReduceOp": "descriptors",
     "ReduceOpDescriptor": "descriptors",
     "ReduceOperandDescriptor": "descriptors",
+    "Sample": "reports",
     "Settings": "settings",
     "SharedState": "state.sharing",
     "SharedStateSyncInfo": "state.sharing",
     "SharedStateSyncStrategy": "state.rows",
+    "Statistics": "peer.statistics",
     "Status": "peer.handles",
     "Store": "peer.store",
     "StoreStats": "driver.objects",
@@ -200,15 +224,18 @@ _HOME_OF = {
     "barrier": "driver.calls",
     "broadcast_ref": "driver.calls",
     "collective": "driver.collective",
+    "configure_logging": "logs",
     "create_group": "driver.creating",
     "empty": "ring.arena",
     "empty_like": "ring.arena",
+    "evict": "driver.master",
     "get_communicator": "driver.creating",
     "get_group": "driver.creating",
     "options": "driver.creating",
     "plot_topology": "topology.plot",
     "reduce_refs": "driver.calls",
     "reducescatter_refs": "driver.calls",
+    "report": "driver.master",
     "start_master": "driver.master",
     "stop_master": "driver.master",
     "store_stats": "driver.creating",

@@ -14,11 +14,15 @@ class ReduceOp(Enum):
     """How contributions are combined."""
 
     SUM = 0
+    """Their sum."""
     AVG = 1
     """The sum divided by the number of contributors; not for integers."""
     PROD = 2
+    """Their product."""
     MAX = 3
+    """The largest; NaN if any is."""
     MIN = 4
+    """The smallest; NaN if any is."""
 
 
 class DataType(Enum):
@@ -65,6 +69,7 @@ class QuantizationAlgorithm(Enum):
     """How values are made smaller on their way."""
 
     NONE = 0
+    """They travel as they are."""
     MIN_MAX = 1
     """Each block's smallest value and step, in the precision of the computation."""
     ZERO_POINT_SCALE = 2
@@ -76,7 +81,9 @@ class QuantizationOptions:
     """What travels instead of the values themselves."""
 
     quantized_datatype: DataType = DataType.FLOAT
+    """The type of a code: UINT8, INT8, UINT16 or INT16. Without an algorithm it means nothing."""
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.NONE
+    """What a code stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,9 @@ class ReduceOperandDescriptor:
     """What the caller knows of the values."""
 
     datatype: DataType
+    """Must be the tensor's own."""
     distribution_hint: DistributionHint = DistributionHint.NONE
+    """Nothing depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +101,15 @@ class ReduceDescriptor:
     """One reduction of `count` elements."""
 
     count: int
+    """Elements of the tensor."""
     op: ReduceOp
+    """How to combine them."""
     tag: int
+    """Pairs it with the others' reduction."""
     operand_descriptor: ReduceOperandDescriptor
+    """What the elements are."""
     quantization_options: QuantizationOptions = field(default_factory=QuantizationOptions)
+    """What travels instead of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +117,11 @@ class ReduceOpDescriptor:
     """A reduction and the tensors it works on, for `Communicator.all_reduce_multiple_with_retry`."""
 
     send: Any
+    """The input."""
     recv: Any
+    """The output; the same tensor reduces in place."""
     reduce_descriptor: ReduceDescriptor
+    """What to do."""
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:

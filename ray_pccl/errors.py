@@ -102,7 +102,9 @@ class PeerLostError(PCCLError):
     """A peer that takes part died. ``peers`` names who, ``reason`` says how it was noticed."""
 
     peers: tuple[str, ...]
+    """The `peer_id` of each who died."""
     reason: str
+    """How it was noticed."""
 
 
 class PeerEvictedError(PCCLError):
@@ -112,6 +114,7 @@ class PeerEvictedError(PCCLError):
     """
 
     reason: str
+    """Why it was put out."""
 
 
 class NotAMemberError(PCCLError):
@@ -126,6 +129,7 @@ class OperationTimeoutError(PCCLError, TimeoutError):
     """Members did not all enter the same call in time. ``calls`` tells who is in which."""
 
     calls: dict[str, str]
+    """Each member's call, by `peer_id`."""
 
 
 class NoRingError(PCCLError, ValueError):
@@ -139,12 +143,14 @@ class CollectiveMismatchError(PCCLError):
     """Members called different operations under one tag. ``calls`` tells who called what. The group goes on."""
 
     calls: dict[str, str]
+    """What each of those that differ called, by `peer_id`."""
 
 
 class InputFailedError(PCCLError):
     """A member had nothing to contribute, since making its value failed; ``actor`` names it. The group goes on."""
 
     actor: str
+    """The actor whose method raised."""
 
 
 class SharedStateError(PCCLError):
@@ -155,7 +161,9 @@ class RevisionError(SharedStateError):
     """A revision other than the one that is due. ``expected`` is that one, ``offered`` what each peer came with."""
 
     expected: int
+    """The revision that is due."""
     offered: dict[str, int]
+    """What peers came with, by `peer_id`."""
 
 
 class SharedStateMismatchError(SharedStateError):
@@ -165,7 +173,9 @@ class SharedStateMismatchError(SharedStateError):
     """
 
     tensor: str
+    """The first tensor in which they differ; empty for strategies."""
     peers: tuple[str, ...]
+    """Who is concerned."""
 
 
 class NoUpToDatePeerError(SharedStateError):

@@ -26,7 +26,9 @@ class Member:
     """One member of an epoch; its rank is its place in the epoch's list."""
 
     peer_id: str
+    """Its name, unique for ever."""
     host: str
+    """Its host, as far as one sentinel can see."""
     address: str = ""
     """Where its data plane listens; empty for one that has none."""
 
@@ -36,7 +38,9 @@ class GroupStatus:
     """What the master tells of a group to who is not in it."""
 
     group: str
+    """Its name."""
     epoch: int
+    """The number of its present epoch; 0 before the first."""
     members: tuple[str, ...]
     """The `peer_id` of every member, by rank."""
     waiting: tuple[str, ...]
@@ -73,8 +77,14 @@ class MembershipEvent:
     """What `Communicator.on_membership` hands to its callback."""
 
     change: MembershipChange
+    """What happened."""
     group: str
+    """Which group it is about."""
     epoch: int
+    """The epoch that began, or the one in which it happened."""
     peer_id: str | None = None
+    """Whom it happened to, if to one."""
     reason: str = ""
+    """Why, of a loss and of an eviction: how it was noticed."""
     members: tuple[str, ...] = ()
+    """Of a new epoch: the `peer_id` of every member, by rank."""

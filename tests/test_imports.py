@@ -18,7 +18,7 @@ import ray_pccl.ring
 import ray_pccl.state
 import ray_pccl.topology
 
-HEAVY = ["ray", "numpy", "torch", "cupy"]
+HEAVY = ["ray", "numpy", "torch", "cupy", "aiohttp"]
 PACKAGES = [ray_pccl.control, ray_pccl.peer, master_actor.core]
 WITH_NUMPY = {"ray_pccl.peer.operations", "ray_pccl.peer.requests"}
 """What `connect()` loads: it works on tensors."""
@@ -29,6 +29,9 @@ LIGHT = [
     "ray_pccl.settings",
     "ray_pccl.types",
     "master_actor",
+    "master_actor.dashboard.access",
+    "master_actor.dashboard.feed",
+    "master_actor.dashboard.page",
     "master_actor.journal",
     "master_actor.server",
     "master_actor.thread",

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ray_pccl.testing.ownership import Ownership
@@ -42,6 +43,8 @@ def ray_nodes(count: int, num_cpus: int = 2) -> Iterator[Any]:
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
+        # Ray writes the head's address there, and takes it for granted that an earlier Ray has made the directory.
+        Path(ray._common.utils.get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)  # type: ignore[no-untyped-call]
         cluster: Any = Cluster(initialize_head=True, head_node_args={**arguments, "temp_dir": directory})
         try:
             for _ in range(count - 1):

@@ -27,12 +27,20 @@ SENTINEL_TIMEOUT_S = 10.0
 class MasterProcess:
     """``python -m master_actor`` on a journal in `directory`; it keeps port and key through its restarts."""
 
-    def __init__(self, directory: Path, settings: Settings | None = None, ownership: Ownership | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Settings | None = None,
+        ownership: Ownership | None = None,
+        *,
+        dashboard_host: str = "",
+    ) -> None:
         self._journal = directory / "journal"
         self.log_path = directory / "master.log"
         """What the master wrote to its standard error, in all of its lives."""
         self._settings = settings if settings is not None else Settings.from_env()
         self.ownership = ownership if ownership is not None else Ownership()
+        self._dashboard_host = dashboard_host
         self._process: subprocess.Popen[str] | None = None
         self._endpoint: Endpoint | None = None
         self._master_id = ""
@@ -63,7 +71,7 @@ class MasterProcess:
         environment = self.ownership.environment() | _as_variables(self._settings) | {"PYTHONPATH": path}
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(  # noqa: S603
-                [*command, "--journal", str(self._journal)],
+                [*command, "--journal", str(self._journal), "--dashboard-host", self._dashboard_host],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -109,7 +109,8 @@ def _lay(namespace: str, source: int, target: int, rate_mbit: float) -> None:
 @contextlib.contextmanager
 def master_in(namespace: str, host: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """A master that listens on the host's address; its endpoint."""
-    command = inside(namespace, sys.executable, "-m", "master_actor", "--host", host, "--port", "0")
+    program = [sys.executable, "-m", "master_actor", "--host", host, "--port", "0", "--dashboard-host", ""]
+    command = inside(namespace, *program)
     process = subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=dict(environment or os.environ)
     )

@@ -29,7 +29,9 @@ class StampedEvent:
     """A membership event and when the peer's callback had it: `time.monotonic()`, one clock for a whole host."""
 
     at: float
+    """In seconds."""
     event: MembershipEvent
+    """What the callback was given."""
 
 
 class Peer:

@@ -23,6 +23,8 @@ NUMBERED = 30
 NAMED = 120
 """Peers up to which there is room for names."""
 HOSTS_NAMED = 20
+NAME_AWAY = 20
+"""Points from the middle of a peer's mark to its name."""
 _UNITS = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
 
 
@@ -72,7 +74,9 @@ class _Drawing:
         turn = 2 * math.pi / max(1, self._n)
         self._angle = {peer: math.pi / 2 - place * turn for place, peer in enumerate(self._order)}  # clockwise, from 12
         self._place = {peer: (math.cos(angle), math.sin(angle)) for peer, angle in self._angle.items()}
-        known = [rate for rate in topology.matrix.values() if rate > 0]
+        # Within a host no rate is measured: it stands there as infinite.
+        self._rates = {edge: rate for edge, rate in topology.matrix.items() if math.isfinite(rate)}
+        known = [rate for rate in self._rates.values() if rate > 0]
         low, high = (min(known), max(known)) if known else (1.0, 1.0)
         scale = mpl.colors.LogNorm if high > 10 * low else mpl.colors.Normalize
         self._norm = scale(low, high) if high > low else mpl.colors.Normalize(0.0, high)
@@ -105,7 +109,7 @@ class _Drawing:
         ring = set(self._ring)
         links = [
             (rate, self._place[i], self._place[j])
-            for (i, j), rate in self._topology.matrix.items()
+            for (i, j), rate in self._rates.items()
             if rate > 0 and i != j and (i, j) not in ring and i in self._place and j in self._place
         ]
         if not links:
@@ -124,16 +128,17 @@ class _Drawing:
         slowest = self._slowest()
         width = 4.0
         for edge in self._ring:
-            rate = self._topology.matrix.get(edge)
+            rate = self._rates.get(edge)
             unknown = rate is None or rate <= 0
             if edge == slowest:
                 self._arrow(edge, "red", width + 5.0, zorder=2, head=False)
-            colour = "0.6" if unknown else self._colours(self._norm(rate))
+            colour = _LOCAL if self._is_local(edge) else "0.6" if unknown else self._colours(self._norm(rate))
             head = self._n <= 2 * NUMBERED  # beyond, heads would be all that there is to see of an edge
-            self._arrow(edge, colour, width, zorder=3, head=head, style=":" if unknown else "-")
+            style = ":" if unknown and not self._is_local(edge) else "-"
+            self._arrow(edge, colour, width, zorder=3, head=head, style=style)
             if rate is not None and (edge == slowest or self._n <= RATED):
                 self._write_rate(edge, rate, slowest=edge == slowest)
-        if any(rate > 0 for rate in self._topology.matrix.values()):
+        if any(rate > 0 for rate in self._rates.values()):
             mappable = self._mpl.cm.ScalarMappable(norm=self._norm, cmap=self._colours)
             bar = self.figure.colorbar(mappable, ax=self._ax, shrink=0.5, pad=0.02, fraction=0.04)
             bar.formatter = self._mpl.ticker.FuncFormatter(lambda rate, _: readable_rate(rate))
@@ -142,10 +147,15 @@ class _Drawing:
             bar.update_ticks()
 
     def _slowest(self) -> tuple[str, str] | None:
-        hosts, matrix = self._topology.hosts, self._topology.matrix
+        hosts, matrix = self._topology.hosts, self._rates
         known = [edge for edge in self._ring if edge in matrix]
         between = [edge for edge in known if hosts.get(edge[0], edge[0]) != hosts.get(edge[1], edge[1])]
         return min(between or known, key=matrix.__getitem__, default=None)
+
+    def _is_local(self, edge: tuple[str, str]) -> bool:
+        """Between two peers of one host, with nothing measured."""
+        hosts = self._topology.hosts
+        return edge not in self._rates and edge[0] in hosts and hosts[edge[0]] == hosts.get(edge[1])
 
     def _arrow(
         self, edge: tuple[str, str], colour: Any, width: float, *, zorder: int, head: bool = True, style: str = "-"
@@ -175,8 +185,8 @@ class _Drawing:
         angle = math.atan2(y1 + y2, x1 + x2) if self._n > 2 else self._angle[edge[0]] - math.pi / 2
         middle = math.hypot(x1 + x2, y1 + y2) / 2 + RING_CURVE * math.hypot(x2 - x1, y2 - y1) / 2
         if not slowest:
-            radius = middle + 0.07 + 0.1 * abs(math.cos(angle))  # words are wider than high
-            self._ax.text(radius * math.cos(angle), radius * math.sin(angle), readable_rate(rate), **_SMALL)
+            away = 14 + 20 * abs(math.cos(angle))  # words are wider than high
+            self._write(readable_rate(rate), middle, angle, away, "center")
             return
         inside = middle - 0.42 if self._n > 2 else middle + 0.42
         self._ax.annotate(
@@ -211,7 +221,7 @@ class _Drawing:
         left = x < -1e-6
         if self._n <= RATED:
             side = "left" if x > 0.1 else "right" if x < -0.1 else "center"
-            self._ax.text(1.1 * x, 1.1 * y, _short(peer), **{**_SMALL, "ha": side})
+            self._write(_short(peer), 1.0, self._angle[peer], NAME_AWAY, side)
             return
         degrees = math.degrees(self._angle[peer])
         style = {**_SMALL, "ha": "right" if left else "left", "fontsize": 8 if self._n <= 60 else 6}
@@ -219,11 +229,23 @@ class _Drawing:
         rotation = degrees + 180 if left else degrees
         self._ax.text(radius * x, radius * y, _short(peer), rotation=rotation, rotation_mode="anchor", **style)
 
+    def _write(self, text: str, radius: float, angle: float, away: float, side: str) -> None:
+        """So many points outside a place, however small the picture is."""
+        self._ax.annotate(
+            text,
+            (radius * math.cos(angle), radius * math.sin(angle)),
+            xytext=(away * math.cos(angle), away * math.sin(angle)),
+            textcoords="offset points",
+            **{**_SMALL, "ha": side},
+        )
+
     def _draw_legend(self) -> None:
         topology, line = self._topology, self._mpl.lines.Line2D
         hosts = list(self._host_colour.items()) if len(self._host_colour) <= HOSTS_NAMED else []
         marks = [line([], [], marker="o", linestyle="", color=colour, label=_short(host)) for host, colour in hosts]
-        if any(topology.matrix.get(edge, 0.0) <= 0 for edge in self._ring):
+        if any(self._is_local(edge) for edge in self._ring):
+            marks.append(line([], [], linewidth=3, color=_LOCAL, label="on the same host"))
+        if any(self._rates.get(edge, 0.0) <= 0 and not self._is_local(edge) for edge in self._ring):
             marks.append(line([], [], linestyle=":", linewidth=3, color="0.6", label="not measured"))
         if marks:
             place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.13, 1.0)}
@@ -238,6 +260,7 @@ class _Drawing:
         self._ax.set_title("; ".join(parts))
 
 
+_LOCAL = "0.35"
 _SMALL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.25", "zorder": 5}
 
 

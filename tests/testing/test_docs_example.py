@@ -5,7 +5,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
 
 
 def test_the_example_of_the_documentation_passes_as_it_stands(pytester: pytest.Pytester) -> None:

@@ -55,6 +55,18 @@ def test_an_edge_within_a_host_is_not_the_slowest() -> None:
     assert "slowest: 5.00 MB/s" in _texts(ax)
 
 
+def test_edges_within_a_host_that_are_not_measured_are_drawn_as_such() -> None:
+    hosts = {"a": "x", "b": "x", "c": "z"}
+    matrix = {("a", "b"): math.inf, ("b", "a"): math.inf, ("b", "c"): 5e6, ("c", "a"): 7e6}
+    ax = plot_topology(Topology(("a", "b", "c"), matrix, hosts, 5e6, None))
+    assert "slowest: 5.00 MB/s" in _texts(ax) and "7.00 MB/s" in _texts(ax)
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["x", "z", "on the same host"]
+    alone = Topology(("a", "b"), {("a", "b"): math.inf, ("b", "a"): math.inf}, hosts, math.inf, None)
+    assert not any("slowest" in text for text in _texts(plot_topology(alone)))
+
+
 @pytest.mark.parametrize(
     ("n", "hosts", "known"), [(1, 1, 1.0), (2, 2, 1.0), (3, 3, 1.0), (16, 5, 1.0), (40, 40, 0.5), (100, 25, 1.0)]
 )
