@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 import ray
+from ray.exceptions import PendingCallsLimitExceeded
 
 from ray_pccl.descriptors import ReduceOp
 from ray_pccl.driver import agent
@@ -87,8 +88,9 @@ class Group:
             leaving = [self._known(handle._actor_id.hex()) for handle in check_actors(actors)]
             for actor in leaving:
                 del self._roster.actors[actor.id]
-            left = self._leave(leaving)
-        ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
+            number = self._number
+            asked, full = self._ask_to_leave(leaving, number)
+        self._await_left(asked, full, number)
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every actor is a member, admitting those that wait.
@@ -122,15 +124,37 @@ class Group:
             if self._roster.closed:
                 return
             self._roster.closed = True
-            left = self._leave(self._roster.present())
+            number = self._number
+            asked, full = self._ask_to_leave(self._roster.present(), number)
             self._roster.actors.clear()  # or its handles would keep the actors alive
-        if left:
-            ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
+        self._await_left(asked, full, number)
 
-    def _leave(self, actors: Sequence[Actor]) -> list[Any]:
-        """Asks actors to leave, after the calls that were made so far. Under the lock."""
-        # The number is the next call's: that one does not come to them, and the others are not to wait for this.
-        return [self._ask(actor, self._number, "leave", []) for actor in actors]
+    def _ask_to_leave(self, actors: Sequence[Actor], number: int) -> tuple[list[Any], list[Actor]]:
+        """Asks actors to leave, after the calls that were made so far: the refs of it, and whose queues are full.
+
+        The number is the next call's: that one does not come to them, and the others are not to wait for this.
+        """
+        asked: list[Any] = []
+        full: list[Actor] = []
+        for actor in actors:
+            try:
+                asked.append(self._ask(actor, number, "leave", []))
+            except PendingCallsLimitExceeded:
+                full.append(actor)
+        return asked, full
+
+    def _await_left(self, asked: list[Any], full: list[Actor], number: int) -> None:
+        """Waits until actors have left. Those whose queues stay full for too long are put out by the master."""
+        ends = time.monotonic() + _LEAVE_S
+        while full and time.monotonic() < ends:
+            time.sleep(LOOK_S)
+            with self._roster.lock:
+                more, full = self._ask_to_leave(full, number)
+            asked += more
+        for actor in full:
+            self._roster.put_out(actor)
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=max(0.0, ends - time.monotonic()))
 
     @property
     def is_forming(self) -> bool:
@@ -221,13 +245,17 @@ class Group:
                     reason = f"it is {actor.state.value}, and takes part again when it has joined anew"
                     results.append(actor.ask(name, agent.absent, actor.id, reason, max_task_retries=0))
         except BaseException as error:  # the queue of an actor is full, or an interrupt
-            for actor, _ in inputs[len(results) :]:  # the others are in the call already, and not to wait for these
-                self._roster.lost(actor, actor.life, f"it could not be called: {type(error).__name__}")
+            self._not_called([actor for actor, _ in inputs[len(results) :]], error)
             raise
         finally:
             done = inputs[: len(results)]
             self._follow([actor for actor, _ in done], results, [refs for _, refs in done])
         return results
+
+    def _not_called(self, actors: Sequence[Actor], error: BaseException) -> None:
+        """The others are in a call already, and not to wait for these."""
+        for actor in actors:
+            self._roster.lost(actor, actor.life, f"it could not be called: {type(error).__name__}")
 
     def _claimed(self, actor: Actor, number: int, kind: str, refs: list[Any], **given: Any) -> Any:
         """Has one actor take part, and keep its result for as long as somebody holds the ref that this returns."""
@@ -249,10 +277,18 @@ class Group:
         seated = [actor for actor in self._roster.actors.values() if actor.state is State.SEATED]
         number, self._number = self._number, self._number + 1
         admits = tuple(each.peer_id for each in waiting)
-        results = [self._ask(actor, number, "admit", [], admits=admits) for actor in seated]
-        self._follow(seated, results)
-        for actor in waiting:
-            actor.state, actor.votes = State.SEATED, results
+        results: list[Any] = []
+        try:
+            for actor in seated:
+                results.append(self._ask(actor, number, "admit", [], admits=admits))
+        except BaseException as error:
+            self._not_called(seated[len(results) :], error)
+            raise
+        finally:
+            self._follow(seated[: len(results)], results)
+            if results or not seated:  # else nobody votes for them
+                for actor in waiting:
+                    actor.state, actor.votes = State.SEATED, results
 
     def _ask(self, actor: Actor, number: int, kind: str, refs: list[Any], **given: Any) -> Any:
         """Has one actor take part: the ref of its result, and that of the anchor if there is a claim."""

@@ -174,26 +174,21 @@ def runs_calls_in_order() -> bool:
 
 
 _in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("ray_pccl in the event loop", default=False)
-_alone = threading.Lock()
 
 
 def run_in_event_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a `__ray_call__` of an async actor has to return for this to be run. See `await_calls`.
 
-    A call that has overtaken the one that called `await_calls` waits where Ray runs it, as long as it is the only one.
+    The first call of a process may have overtaken the one to join. It waits where Ray runs it, and is the only one that
+    does: from now on calls begin in the event loop.
     """
     if _in_loop.get():
         return coroutine
-    if not _alone.acquire(blocking=False):
-        coroutine.close()
-        raise RuntimeError("several calls have overtaken the one that makes this actor join its group")
-    try:
-        from ray._raylet import PythonFunctionDescriptor  # type: ignore[attr-defined]
+    await_calls()
+    from ray._raylet import PythonFunctionDescriptor  # type: ignore[attr-defined]
 
-        where = PythonFunctionDescriptor("ray_pccl", "collective", "")
-        return _worker().core_worker.run_async_func_or_coro_in_event_loop(coroutine, where, "", is_actor_task=True)
-    finally:
-        _alone.release()
+    where = PythonFunctionDescriptor("ray_pccl", "collective", "")
+    return _worker().core_worker.run_async_func_or_coro_in_event_loop(coroutine, where, "", is_actor_task=True)
 
 
 async def _await_call(actor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

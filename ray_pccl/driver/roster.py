@@ -149,11 +149,11 @@ class Roster:
         with self.lock:
             if actor.state is State.SEATED and actor.life == life and not self.closed:
                 log.info("group %s: actor %s is lost: %s", self.spec.name, actor.id, reason)
-                self._give_up(actor)
+                self.put_out(actor)
                 self.enlist(actor, invited=False)
 
-    def _give_up(self, actor: Actor) -> None:
-        """It may live, and be waited for by the others, in calls that it will not get."""
+    def put_out(self, actor: Actor) -> None:
+        """Has the master evict an actor: it may live, and be waited for by the others, in calls that it won't get."""
         try:
             with internals.in_background():
                 actor.peer_id = actor.peer_id or self._peer_of(actor)

@@ -20,6 +20,9 @@ from ray.exceptions import ActorDiedError, PendingCallsLimitExceeded, RayActorEr
 
 import ray_pccl
 from ray_pccl import InputFailedError, PeerLostError, ReduceOp, UsageError
+from ray_pccl.driver import agent
+from ray_pccl.driver.agent import Call, encode_call
+from ray_pccl.driver.roster import State
 from ray_pccl.testing import eventually
 from ray_pccl.testing.ownership import send_signal
 from tests.driver.workers import (
@@ -541,6 +544,9 @@ import time
 import numpy as np, ray, ray_pccl
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_pccl.driver.groups import _watch
+from ray_pccl.driver import agent
+from ray_pccl.driver.agent import Call, encode_call
+from ray_pccl.driver.roster import State
 from ray_pccl.testing import eventually
 from ray_pccl.testing.cluster import ray_nodes
 from tests.driver.workers import Gate, WorkerActor, get, identity, start
@@ -645,6 +651,90 @@ def test_a_call_that_an_actor_can_not_take_holds_up_nobody(workers: list[Any], n
     eventually(lambda: _sum_of(group, [*workers[:2], full]) == 3, SOON_S, "all take part again")
     group.destroy()
     end([full])
+
+
+@pytest.mark.parametrize("how", ["remove", "destroy"])
+def test_an_actor_whose_queue_is_full_leaves_when_it_has_room(
+    workers: list[Any], name: str, gate: Gate, how: str
+) -> None:
+    [full] = start(1, max_pending_calls=1, max_restarts=0)
+    group = ray_pccl.create_group([*workers[:2], full], name)
+    group.wait_ready(60)
+    eventually(lambda: _accepts(full, gate), SOON_S)
+    gate.await_reached()
+
+    with ThreadPoolExecutor(1) as threads:
+        leaving = threads.submit(group.remove, [full]) if how == "remove" else threads.submit(group.destroy)
+        if how == "remove":
+            eventually(lambda: len(group.actors) == 2, SOON_S)
+        else:  # the others need not wait for it
+            eventually(lambda: not any(get(actor.run.remote(_is_in, name)) for actor in workers[:2]), SOON_S)
+        assert not leaving.done()
+        gate.open()
+        leaving.result(SOON_S)
+
+    assert not get(full.run.remote(_is_in, name))
+    group.destroy()
+    end([full])
+
+
+def _is_in(name: str) -> bool:
+    from ray_pccl.driver.seats import local_seats
+
+    return name in local_seats
+
+
+def test_an_actor_whose_queue_stays_full_is_put_out(
+    workers: list[Any], name: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [full] = start(1, max_pending_calls=1, max_restarts=0)
+    group = ray_pccl.create_group([*workers[:2], full], name)
+    group.wait_ready(60)
+    eventually(lambda: _accepts(full, gate), SOON_S)
+    gate.await_reached()
+
+    monkeypatch.setattr("ray_pccl.driver.groups._LEAVE_S", 0.5)
+    group.remove([full])
+
+    eventually(lambda: group.world_size == 2, SOON_S)
+    refs = [actor.run.remote(identity, 1) for actor in workers[:2]]
+    assert get(group.allreduce_refs(refs), SOON_S) == [2, 2]
+    gate.open()
+    group.destroy()
+    end([full])
+
+
+def test_a_vote_that_an_actor_can_not_take_holds_up_nobody(workers: list[Any], name: str, gate: Gate) -> None:
+    [full] = start(1, max_pending_calls=1, max_restarts=0)
+    group = ray_pccl.create_group([workers[0], full], name)
+    group.wait_ready(60)
+    eventually(lambda: _accepts(full, gate), SOON_S)
+    gate.await_reached()
+    group.add([workers[1]])
+    newcomer = group._roster.actors[workers[1]._actor_id.hex()]
+    eventually(lambda: newcomer.state is State.WAITING, SOON_S)
+
+    with pytest.raises(PendingCallsLimitExceeded):
+        group.barrier()  # the vote to admit comes first
+
+    eventually(lambda: group.world_size == 2 and len(group.members()) == 2, SOON_S, "who could vote has let it in")
+    assert full not in group.members()
+    gate.open()
+    eventually(lambda: _sum_of(group, [*workers[:2], full]) == 3, SOON_S, "all take part again")
+    group.destroy()
+    end([full])
+
+
+def test_calls_that_come_before_the_one_to_join_tell_that_the_actor_is_lost(ray_local: Any) -> None:
+    """As after a restart, where calls that were meant for the earlier process arrive first, several at a time."""
+    [actor] = start(1, AsyncActor)
+    call = encode_call(Call("no group", "no uid", 1, 0, 0, "barrier"))
+    for _ in range(2):
+        results = [actor.__ray_call__.remote(agent.run, call) for _ in range(5)]
+        for result in results:
+            with pytest.raises(PeerLostError, match="restarted"):
+                get(result, SOON_S)
+    end([actor])
 
 
 def _accepts(actor: Any, gate: Gate) -> bool:
