@@ -77,8 +77,8 @@ _threads = Workers()
 # ----------------------------------------------------------------------------------------- run by `__ray_call__`
 
 
-def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str:
-    """Has this actor join a group, without waiting for it. Returns the id of its peer.
+def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool, anew: bool) -> str:
+    """Has this actor join a group, without waiting for it. Returns the id of its peer. `anew`: see `Seat.join`.
 
     Raises `UsageError` if it was made to leave the group, and is not `invited` anew: a caller may not know that yet.
     """
@@ -86,7 +86,7 @@ def join(actor: Any, spec: GroupSpec, rank: int | None, *, invited: bool) -> str
     seat = local_seats.take(spec, rank, invited=invited)
     if internals.is_async_actor():
         internals.await_calls()
-    return seat.join()
+    return seat.join(anew=anew)
 
 
 def leave(actor: Any, call: bytes) -> Any:
@@ -221,7 +221,9 @@ def _result_of(call: Call, lane: Lane, value: Any, failure: Exception | None) ->
     me = actor_id()
     seat = _seat_of(call)
     try:
-        communicator = seat.member()
+        communicator = seat.member(call.peer)
+    except ActorLostError:
+        raise
     except PCCLError as error:
         raise actor_lost(me, f"it could not join: {error}") from None
     try:

@@ -206,9 +206,9 @@ class Roster:
             if peer is not None and peer not in actor.past and actor.state in (State.AWAY, State.WAITING):
                 actor.state, actor.first, actor.peer_id = State.SEATED, None, peer
 
-    def _ask_to_join(self, actor: Actor, rank: int | None = None, *, invited: bool = True) -> Any:
+    def _ask_to_join(self, actor: Actor, rank: int | None = None, *, invited: bool = True, anew: bool = False) -> Any:
         # Also through restarts: an actor that is on its way back is to be asked when it is there.
-        call = functools.partial(agent.join, invited=invited)
+        call = functools.partial(agent.join, invited=invited, anew=anew)
         return actor.ask(f"ray_pccl.join({self.spec.name})", call, self.spec, rank, max_task_retries=-1)
 
     def _await_all(self, asked: dict[str, Any]) -> None:
@@ -281,7 +281,7 @@ class Roster:
         while self._is_live() and self.actors.get(actor.id) is actor:
             try:
                 with internals.in_background():
-                    asked = self._ask_to_join(actor, invited=invited)
+                    asked = self._ask_to_join(actor, invited=invited, anew=True)
                 if self._await_room(actor, self._await(asked)):
                     return
             except ActorUnavailableError:

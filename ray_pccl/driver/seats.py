@@ -9,7 +9,7 @@ import logging
 import pickle
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 import ray
@@ -52,6 +52,8 @@ class Seat:
         self._rank = rank
         self.communicator = self._new_communicator()
         self._joined: Future[None] | None = None
+        self._anew: Future[None] = Future()
+        """Done when a caller has asked it to join once more, and will know its peer from then on."""
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
 
@@ -68,8 +70,12 @@ class Seat:
             expected_world_size=spec.expected,
         )
 
-    def join(self) -> str:
-        """Begins to join, if that is due, in a thread of its own. The id under which it does."""
+    def join(self, *, anew: bool = False) -> str:
+        """Begins to join, if that is due, in a thread of its own. The id under which it does.
+
+        `anew`: the caller has found that the actor is no member. What it asked before, not knowing which peer it asks,
+        was meant for an earlier one, and is not to wait until somebody lets this one in.
+        """
         with self._lock:
             if self._joined is None or (self._joined.done() and not self._is_member()):
                 if self._joined is not None:  # another peer, whose id is known from the start
@@ -79,6 +85,9 @@ class Seat:
                 self._joined = Future()
                 arguments = (self.communicator, self._joined)
                 threading.Thread(target=self._connect, args=arguments, name="ray_pccl-join", daemon=True).start()
+            if anew and not self._joined.done() and not self._anew.done():
+                self._anew.set_result(None)
+                self._lanes.clear()  # nor do later calls wait for those
             return self.communicator.peer_id
 
     def _is_member(self) -> bool:
@@ -101,11 +110,17 @@ class Seat:
         except PCCLError as error:
             log.warning("the group does not know the handle of this actor: %s", error)
 
-    def member(self) -> Communicator:
-        """The communicator, once it is a member's. Raises why it is none."""
+    def member(self, peer: str | None = None) -> Communicator:
+        """The communicator, once it is a member's. Raises why it is none.
+
+        For a caller that does not know which peer it means (``""``): `ActorLostError` if it turns out not to be this.
+        """
         joined = self._joined
         if joined is None:
             raise UsageError(f"this actor was never asked to join group {self.spec.name!r}")
+        if peer == "" and not joined.done():
+            wait((joined, self._anew), return_when=FIRST_COMPLETED)
+            self.require(peer)
         joined.result()
         return self.communicator
 
@@ -126,7 +141,8 @@ class Seat:
 
     def require(self, peer: str) -> None:
         """Raises `ActorLostError` unless this is the peer that a caller means; it may not know which that is."""
-        if peer not in ("", self.communicator.peer_id):
+        is_in = self._joined is not None and self._joined.done()
+        if peer != self.communicator.peer_id and (peer or (self._anew.done() and not is_in)):
             raise actor_lost(actor_id(), "it was lost, and takes part again when it has joined anew")
 
 
