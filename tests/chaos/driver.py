@@ -185,7 +185,9 @@ class Round:
         if any(outcome.failed or set(outcome.record["slots"]) != whole for outcome in outcomes):
             self._report.violations.append(f"not whole again: {'; '.join(map(str, outcomes))}\n{self.state()}")
         outcomes.clear()
-        gc.collect()  # what ray.get() raises is in a cycle with its frames, and they hold refs
+        # What ray.get() raises is in a cycle with its frames, and they hold refs: here, and in the actors' own methods.
+        gc.collect()
+        ray.get([victim.actor.__ray_call__.remote(_collect_garbage) for victim in self._victims], timeout=DEADLINE_S)
         with ThreadPoolExecutor(SIZE) as threads:
 
             def held() -> list[Any]:
@@ -219,6 +221,10 @@ class Round:
             said = log.read_text().splitlines()[-LOG_LINES:] if log.exists() else []
             lines += [f"--- {victim}, harmed {victim.harms[-3:]}, now {time.monotonic():.1f}", victim.stack(), *said]
         return "\n".join(lines)
+
+
+def _collect_garbage(_actor: Any) -> None:
+    gc.collect()
 
 
 def run_round(style: str, directory: Path, seed: int, report: Report, course: Callable[[Round], None]) -> None:
