@@ -19,19 +19,25 @@ class Lane:
 
     def __init__(self) -> None:
         self._next: int | None = None
+        self._first = 0
+        """Calls before this one, as far as they are not here, never come."""
         self._arrived: set[int] = set()
         self._departed: set[int] = set()
         """Calls that ended before their turn."""
         self._changed = threading.Condition()
 
     def arrive(self, number: int, first: int) -> None:
-        """A call is here, and may still have to wait for its value. Calls before `first` never come here."""
+        """A call is here, and may still have to wait for its value. Calls before `first` never come here.
+
+        That may grow: a caller that took this actor for lost, and finds it a member all the same, begins anew with it.
+        """
         with self._changed:
+            self._first = max(self._first, first)
             if self._next is None:
                 self._next = first
             if number >= self._next:
                 self._arrived.add(number)
-                self._changed.notify_all()
+            self._go_on()
 
     def depart(self, number: int) -> None:
         """A call that arrived is over, whether it had its turn or not: nobody waits for it any more."""
@@ -42,10 +48,16 @@ class Lane:
     def _pass(self, number: int) -> None:
         if self._next is not None and number >= self._next:
             self._departed.add(number)
-            while self._next in self._departed:
-                self._departed.remove(self._next)
-                self._next += 1
-            self._changed.notify_all()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Passes over what has ended, and what never comes."""
+        while self._next is not None and (
+            self._next in self._departed or (self._next < self._first and self._next not in self._arrived)
+        ):
+            self._departed.discard(self._next)
+            self._next += 1
+        self._changed.notify_all()
 
     @contextlib.contextmanager
     def turn(self, number: int, patience: float) -> Iterator[None]:

@@ -74,8 +74,13 @@ class Member:
             raise
 
     def admit(self, only: tuple[str, ...]) -> None:
-        """Lets these peers in, if they wait: all members vote for it at this point of their calls."""
+        """Lets these peers in, if they wait: all members vote for it at this point of their calls.
+
+        Those that are in already were not asked to vote; with them the vote would never end.
+        """
         self.failed_together = True  # who does not vote is waited for, and named
+        if set(only) <= set(self.communicator.members):
+            return
         self.communicator._vote(VoteKind.UPDATE_TOPOLOGY, self.communicator._settings.op_timeout_s, only)
 
     def refuse(self, failure: Failure) -> None:

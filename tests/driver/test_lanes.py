@@ -147,3 +147,16 @@ def test_a_call_that_arrives_again_after_it_ended_holds_nobody_up(road: Road) ->
     road.drive(1).result(LONG_S)
 
     assert road.done == [0, 1] and not road.lane._arrived
+
+
+def test_who_begins_anew_with_an_actor_is_not_waited_for_in_vain(road: Road) -> None:
+    road.drive(0).result(LONG_S)
+    road.lane.arrive(1, 0)
+
+    anew = road.drive(4, first=4)
+    eventually(lambda: road.waiting() == 1)
+    assert road.done == [0]  # what is here already has its turn
+    road.drive(1)
+    anew.result(LONG_S)
+
+    assert road.done == [0, 1, 4]
