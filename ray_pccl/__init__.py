@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from ray_pccl.driver.objects import StoreStats
     from ray_pccl.errors import (
         AuthenticationError,
+        BackendUnavailableError,
         CollectiveMismatchError,
+        DelegatedBackendError,
         GroupMismatchError,
         InputFailedError,
         MasterError,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         SettingsError,
         SharedStateError,
         SharedStateMismatchError,
+        StepMismatchError,
         StoreError,
         StoreTimeoutError,
         TooFewPeersError,
@@ -90,9 +93,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Attribute",
     "AuthenticationError",
+    "BackendUnavailableError",
     "CollectiveMismatchError",
     "Communicator",
     "DataType",
+    "DelegatedBackendError",
     "DistributionHint",
     "Endpoint",
     "Group",
@@ -146,6 +151,7 @@ __all__ = [
     "SharedStateSyncStrategy",
     "Statistics",
     "Status",
+    "StepMismatchError",
     "Store",
     "StoreError",
     "StoreStats",

@@ -146,6 +146,22 @@ class CollectiveMismatchError(PCCLError):
     """What each of those that differ called, by `peer_id`."""
 
 
+class DelegatedBackendError(PCCLError):
+    """The library that a group delegates its reductions to failed, though all members live. Raised on all of them.
+
+    Every input is what it was. The group goes on: its next operation gets a new group of that library.
+    """
+
+    backend: str
+    """Which library."""
+    peer: str
+    """The `peer_id` of the member on which it failed."""
+
+
+class BackendUnavailableError(PCCLError, ImportError):
+    """The library that a group is to delegate its reductions to can't be used here: it, or a device, is missing."""
+
+
 class InputFailedError(PCCLError):
     """A member had nothing to contribute, since making its value failed; ``actor`` names it. The group goes on."""
 
@@ -183,6 +199,13 @@ class NoUpToDatePeerError(SharedStateError):
 
     After the loss of all who held it the next sync is a first one again.
     """
+
+
+class StepMismatchError(PCCLError):
+    """Members of a training have made different numbers of steps; ``steps`` tells who how many. Raised on all."""
+
+    steps: dict[str, int]
+    """How many steps each has made, by `peer_id`."""
 
 
 class StoreError(PCCLError):

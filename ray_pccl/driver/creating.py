@@ -16,10 +16,9 @@ from ray_pccl.driver.master import describe, start_master
 from ray_pccl.driver.objects import StoreStats
 from ray_pccl.driver.roster import session
 from ray_pccl.errors import UsageError
-from ray_pccl.peer.communicator import Communicator
+from ray_pccl.peer.communicator import Communicator, check_backend
 from ray_pccl.settings import Settings
 
-BACKENDS = ("ring",)
 LAST_CALL_S = 30.0
 """How long a new group waits for actors that take long to start, before it forms without them."""
 _COLLECTIVE_KEYS = ("group_name", "group_rank", "world_size", "backend")
@@ -47,15 +46,22 @@ def create_group(
         name: The group's name, for `get_group` and `get_communicator`.
         min_world_size: With fewer members than this, collectives wait for newcomers.
         max_world_size: At most this many members.
-        backend: "ring", ray_pccl's own data plane.
+        backend: Who moves the data: "ring", ray_pccl's own data plane; or "gloo" or "nccl", torch's process groups, for
+            which every actor needs torch. Membership, commit and retry are ray_pccl's with all of them.
         namespace: The Ray namespace of the master, if not the default one. It is started if there is none.
         settings: Of `ray_pccl.Settings`, such as ``op_timeout_s=60``, for the actors' communicators.
     """
-    check_backend(backend)
     handles = check_actors(actors)
     given = Settings.from_env(**{"last_call_s": LAST_CALL_S, **settings})
     spec = seats.GroupSpec(
-        check_name(name), secrets.token_hex(8), namespace, min_world_size, max_world_size, len(handles), given
+        check_name(name),
+        secrets.token_hex(8),
+        namespace,
+        min_world_size,
+        max_world_size,
+        len(handles),
+        given,
+        check_backend(backend),
     )
     Communicator(name, min_world_size=min_world_size, max_world_size=max_world_size)  # whose errors are due here
     if max_world_size is not None and len(handles) > max_world_size:
@@ -141,7 +147,8 @@ def options(actor_class: Any, *, collective: dict[str, Any], **ray_options: Any)
     Args:
         actor_class: A class decorated with ``@ray.remote``.
         collective: ``group_name``, ``world_size`` and, if you like, ``group_rank`` (a rank, or a list of those to
-            be given out in turn) and ``backend``. The group forms when `world_size` actors have joined.
+            be given out in turn) and ``backend``, as in `create_group`. The group forms when `world_size` actors have
+            joined.
         ray_options: What ``Worker.options(...)`` takes, such as ``num_cpus=1``.
     """
     return CollectiveClass(actor_class, collective, ray_options)
@@ -158,7 +165,7 @@ class CollectiveClass:
             )
         if not hasattr(actor_class, "options") or not hasattr(actor_class, "remote"):
             raise UsageError(f"{actor_class!r} is no actor class: decorate it with @ray.remote")
-        check_backend(collective.get("backend", "ring"))
+        self._backend = check_backend(collective.get("backend", "ring"))
         self._name = check_name(collective["group_name"])
         self._world_size = collective["world_size"]
         if isinstance(self._world_size, bool) or not isinstance(self._world_size, int) or self._world_size < 1:
@@ -182,9 +189,15 @@ class CollectiveClass:
             group = _groups.get(_key(self._name, None))
             if group is None or group.is_destroyed or not (group.actors or group._roster.status().members):
                 given = Settings.from_env(last_call_s=LAST_CALL_S)
-                spec = seats.GroupSpec(self._name, f"declared-{self._name}", None, 1, None, self._world_size, given)
+                uid = f"declared-{self._name}"
+                spec = seats.GroupSpec(self._name, uid, None, 1, None, self._world_size, given, self._backend)
                 _require_unused(self._name, None)
                 group = _groups[_key(self._name, None)] = Group(spec, [])
+            agreed = group._roster.spec.backend
+            if agreed != self._backend:
+                raise UsageError(
+                    f"group {self._name!r} has backend {agreed!r}, not {self._backend!r}: say the same for all"
+                )
             made = len(group._roster.actors)
             if made >= self._world_size:
                 raise UsageError(f"group {self._name!r} has all its {made} actors: destroy() it, or name another")
@@ -216,15 +229,6 @@ def store_stats(actor: Any) -> StoreStats:
 
 
 # --------------------------------------------------------------------------------------------------- checking
-
-
-def check_backend(backend: str) -> None:
-    """The backends that there are."""
-    if backend not in BACKENDS:
-        raise UsageError(
-            f"backend {backend!r} is not available: 'ring', ray_pccl's own data plane, is; it works for tensors on all "
-            "devices"
-        )
 
 
 def check_name(name: str) -> str:

@@ -42,6 +42,7 @@ class GroupSpec:
     max_world_size: int | None
     expected: int
     settings: Settings
+    backend: str = "ring"
 
 
 class Seat:
@@ -68,6 +69,7 @@ class Seat:
             namespace=spec.namespace,
             label=label_of(actor_id()),
             expected_world_size=spec.expected,
+            backend=spec.backend,
         )
 
     def join(self, *, anew: bool = False) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Question, Reply, StoreOp, VoteKind
-from ray_pccl.errors import NotConnectedError, PCCLError, SettingsError, UsageError
+from ray_pccl.errors import BackendUnavailableError, NotConnectedError, PCCLError, SettingsError, UsageError
 from ray_pccl.logs import configure_from_env
 from ray_pccl.peer.collectives import Collectives
 from ray_pccl.peer.connection import MasterConnection
@@ -25,12 +25,14 @@ from ray_pccl.peer.host import host_id, supports_sentinel
 from ray_pccl.peer.ledger import Ledger
 from ray_pccl.peer.membership import ENDED, Membership, Standing
 from ray_pccl.peer.store import Store
+from ray_pccl.ring.header import BACKENDS
 from ray_pccl.settings import Settings, check_timeout
 from ray_pccl.types import Attribute, MembershipEvent
 
 if TYPE_CHECKING:
     from ray_pccl.peer.operations import Operations
     from ray_pccl.peer.statistics import Statistics
+    from ray_pccl.ring.delegate import Backend
     from ray_pccl.state.rows import SharedStateSyncStrategy
     from ray_pccl.state.sharing import SharedState, SharedStateSyncInfo
     from ray_pccl.topology.progress import TopologyProgress
@@ -57,6 +59,8 @@ class Communicator(Collectives):
         label: What the `peer_id` begins with, up to 200 bytes of text; the names of the host and the process if not
             given.
         expected_world_size: When this many have joined, the group forms at once, without its last call.
+        backend: Who moves the data: "ring", ray_pccl's own data plane; or "gloo" or "nccl", torch's process groups, on
+            top of which membership, commit and retry are ours all the same. The same on all peers.
 
     May be used from several threads. Ranks are not stable across epochs. A forked child can't use its parent's.
     """
@@ -73,6 +77,7 @@ class Communicator(Collectives):
         namespace: str | None = None,
         label: str | None = None,
         expected_world_size: int = 0,
+        backend: str = "ring",
     ) -> None:
         self._group = _group_name(peer_group)
         _check_sizes(min_world_size, max_world_size, rank)
@@ -84,6 +89,7 @@ class Communicator(Collectives):
         self._pid = os.getpid()
         self._label = _check_label(label)
         self._expected = expected_world_size
+        self._backend = check_backend(backend)
         self._peer_id = _new_peer_id(label)
         self._used_peer_id = False
         self._connection: MasterConnection | None = None
@@ -111,6 +117,7 @@ class Communicator(Collectives):
             GroupMismatchError: The group has another minimum or maximum.
             RankTakenError: Another peer of the forming group asked for the same rank.
             MasterUnreachableError, MasterNotFoundError, MasterStoppedError, AuthenticationError: No master.
+            BackendUnavailableError: There is no torch, or no CUDA device, for the backend.
             UsageError: Already connected.
 
         After any of them nothing is left behind, and `connect()` may be called again. After `PeerEvictedError` from any
@@ -154,6 +161,7 @@ class Communicator(Collectives):
         from ray_pccl.peer.operations import Operations
         from ray_pccl.ring.plane import DataPlane
 
+        backend = _load_backend(self._backend)
         minimum, maximum, rank = self._limits
         watched = self._settings.sentinel and supports_sentinel()
         with self._lock:
@@ -163,7 +171,8 @@ class Communicator(Collectives):
                 self._peer_id = _new_peer_id(self._label)
             self._used_peer_id = True
             ledger = Ledger()
-            plane = DataPlane.towards(endpoint, self._group, self._peer_id, ledger)
+            plane = DataPlane.towards(endpoint, self._group, self._peer_id, ledger, backend)
+            plane.configure(self._settings)
             limits = (minimum, maximum, rank)
             identity = Identity(self._peer_id, self._group, host_id(), *limits, watched, plane.address, self._expected)
             membership = Membership(identity, self._settings, time.monotonic(), ledger)
@@ -210,6 +219,11 @@ class Communicator(Collectives):
     def peer_id(self) -> str:
         """This peer's name: unique for ever. A communicator that connects again has a new one."""
         return self._peer_id
+
+    @property
+    def backend(self) -> str:
+        """Who moves the data: "ring", "gloo" or "nccl"."""
+        return self._backend
 
     @property
     def rank(self) -> int:
@@ -449,6 +463,28 @@ def _check_sizes(minimum: int, maximum: int | None, rank: int | None) -> None:
         raise SettingsError(f"max_world_size is None, or at least min_world_size={minimum}, not {maximum!r}")
     if rank is not None and (not isinstance(rank, int) or rank < 0 or (maximum is not None and rank >= maximum)):
         raise SettingsError(f"rank is None, or from 0 to below max_world_size={maximum}, not {rank!r}")
+
+
+def check_backend(backend: str) -> str:
+    """Who may move the data."""
+    if backend not in BACKENDS:
+        known = ", ".join(map(repr, BACKENDS))
+        raise SettingsError(f"backend is one of {known}, not {backend!r}")
+    return backend
+
+
+def _load_backend(name: str) -> Backend | None:
+    """What does the reductions, if not ourselves; loads torch."""
+    if name == "ring":
+        return None
+    try:
+        from ray_pccl.torch.delegated import TorchBackend
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"backend={name!r} needs torch, which can't be imported ({error}): pip install 'ray-pccl[torch]', or use "
+            "backend='ring'"
+        ) from error
+    return TorchBackend(name)
 
 
 def _check_label(label: str | None) -> str | None:

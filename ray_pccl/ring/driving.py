@@ -23,12 +23,22 @@ _CORES = len(os.sched_getaffinity(0))
 _END = object()
 
 
+_here = threading.local()
+
+
+def wait_patiently() -> None:
+    """From now on this thread's waits sleep at once: it works beside others, which compute, and need the core."""
+    _here.patient = True
+
+
 class Pause:
     """How to wait between two looks at memory that others write."""
 
     def __init__(self, shared: SharedMemory, ranks: int) -> None:
         self._shared = shared
-        self._spins = SPINS if ranks <= _CORES else 0
+        patient = getattr(_here, "patient", False)
+        self._spins = SPINS if ranks <= _CORES and not patient else 0
+        self._yields = 0 if patient else YIELDS
         self._looks = 0
         self._asleep = False
         self._seen = 0
@@ -42,7 +52,7 @@ class Pause:
         self._looks += 1
         if self._looks <= self._spins:
             return
-        if self._looks <= self._spins + YIELDS:
+        if self._looks <= self._spins + self._yields:
             os.sched_yield()
         elif not self._asleep:
             self._seen = self._shared.bell.now()

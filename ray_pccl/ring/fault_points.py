@@ -24,6 +24,10 @@ STATE_NAMES = ("state_round", "state_sending", "state_arrived", "state_committin
 """Those of a sync of the shared state."""
 PROBE_NAMES = ("probing", "probed")
 """Those of a probe of the way to another peer."""
+TRAINING_NAMES = ("training_met", "training_reducing", "training_committed")
+"""Those of a step of an `ElasticTrainer`."""
+DELEGATE_NAMES = ("delegate_building", "delegate_running", "delegate_done")
+"""Those of a group whose data another library moves."""
 _strike: Callable[[str], None] | None = None
 
 

@@ -11,6 +11,9 @@ from ray_pccl.descriptors import DataType, QuantizationAlgorithm, ReduceOp
 HEADER = struct.Struct("<BBBBBBHqqq")
 HEADER_BYTES = HEADER.size
 NO_ROOT = -1
+BACKENDS = ("ring", "gloo", "nccl")
+"""Who moves the data, by the number that a header has for it: ourselves, or another library."""
+_BACKEND_AT = 6
 
 
 class Kind(IntEnum):
@@ -95,3 +98,14 @@ def describe(packed: bytes) -> str:
     except (ValueError, struct.error):
         return f"an unknown operation ({packed.hex()})"
     return str(header)
+
+
+def delegated(packed: bytes, backend: int) -> bytes:
+    """The same header, of a member that has another library move the data."""
+    return packed[:_BACKEND_AT] + backend.to_bytes(2, "little") + packed[_BACKEND_AT + 2 :]
+
+
+def backend_of(packed: bytes) -> str:
+    """The backend of whoever sent this header."""
+    number = int.from_bytes(packed[_BACKEND_AT : _BACKEND_AT + 2], "little")
+    return BACKENDS[number] if number < len(BACKENDS) else f"number {number}"

@@ -11,7 +11,7 @@ from ray_pccl.errors import ProtocolError
 from ray_pccl.peer.ledger import FrozenError
 from ray_pccl.ring import fault_points
 from ray_pccl.ring.link import Link
-from ray_pccl.ring.programs import program_for
+from ray_pccl.ring.programs import Program, program_for
 from ray_pccl.ring.task import Attempt
 from ray_pccl.ring.wire import PIECE_BYTES, Frame, Type
 
@@ -40,7 +40,10 @@ class LinkedAttempt:
         self._heard: set[int] = set()
         self._held: dict[int, list[tuple[Frame, memoryview]]] = {}
         self._headers: dict[int, bytes] = {}
-        self._program = program_for(attempt.task, attempt.epoch, self)
+        self._program = self._new_program()
+
+    def _new_program(self) -> Program:
+        return program_for(self.attempt.task, self.attempt.epoch, self)
 
     # ------------------------------------------------------------------------------------------ for the program
 

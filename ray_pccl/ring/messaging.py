@@ -8,6 +8,7 @@ was taken before is answered for. A message is not a collective: only its two en
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Protocol
 
 from ray_pccl.errors import CollectiveMismatchError, OperationTimeoutError, PCCLError, PeerLostError, UsageError
@@ -44,6 +45,8 @@ class Transfer:
         self.deadline = deadline
         self.number = -1
         self.moving = False
+        self.is_open = False
+        """Whether it is a receive from anyone, bound to a sender or not yet."""
         self.due = len(memory)
         self.error: PCCLError | None = None
         self.ended = threading.Event()
@@ -64,6 +67,8 @@ class Messages:
         self._ready = False
         self._sends: dict[Way, Transfer] = {}
         self._receives: dict[Way, Transfer] = {}
+        self._open: dict[int, deque[Transfer]] = {}
+        """By tag, receives from whoever sends first: with its offer they become a receive from that peer."""
         self._offers: dict[Way, tuple[int, str]] = {}
         self._sent: dict[Way, int] = {}
         self._taken: dict[Way, int] = {}
@@ -80,6 +85,44 @@ class Messages:
         """A message is to be received."""
         if self._claim(self._receives, transfer, "recv()"):
             self._match(transfer.way)
+
+    def post_open_receive(self, transfer: Transfer) -> None:
+        """A message is to be received from any member."""
+        if self._links.ending is not None:
+            transfer.end(self._links.ending)
+            return
+        transfer.is_open = True
+        self._open.setdefault(transfer.way[1], deque()).append(transfer)
+        for way in list(self._offers):
+            self._match(way)
+
+    def end_all(self, error: PCCLError) -> None:
+        """Nobody is to wait any more."""
+        for posted in (self._sends, self._receives):
+            for way, transfer in list(posted.items()):
+                del posted[way]
+                self._let_go(transfer)
+                if posted is self._sends:
+                    self._say(way, Type.DECLINE, transfer.number)
+                transfer.end(error)
+        self._end_open(error)
+
+    def _end_open(self, error: PCCLError) -> None:
+        for waiting in self._open.values():
+            for transfer in waiting:
+                transfer.end(error)
+        self._open.clear()
+
+    def _reopen(self, way: Way) -> bool:
+        """A receive from anyone whose sender does not go on is one from anyone again. Whether it was one."""
+        receive = self._receives.get(way)
+        if receive is None or not receive.is_open:
+            return False
+        del self._receives[way]
+        self._let_go(receive)
+        receive.moving, receive.due = False, len(receive.memory)
+        self._open.setdefault(way[1], deque()).appendleft(receive)
+        return True
 
     def _claim(self, posted: dict[Way, Transfer], transfer: Transfer, what: str) -> bool:
         peer_id, tag = transfer.way
@@ -102,6 +145,9 @@ class Messages:
                 self._let_go(transfer)
                 if posted is self._sends:
                     self._say(transfer.way, Type.DECLINE, transfer.number)
+        waiting = self._open.get(transfer.way[1], ())
+        if transfer in waiting:
+            self._open[transfer.way[1]].remove(transfer)
         transfer.end(UsageError("the call was interrupted"))
 
     # ------------------------------------------------------------------------------------------- what happens
@@ -110,6 +156,8 @@ class Messages:
         """A new epoch: messages to and from who is gone fail, the others begin anew when it is ready."""
         self._epoch, self._ready = epoch, False
         self._offers.clear()
+        for way in list(self._receives):
+            self._reopen(way)
         for posted, what in ((self._sends, "send()"), (self._receives, "recv()")):
             for way, transfer in list(posted.items()):
                 self._let_go(transfer)
@@ -117,6 +165,8 @@ class Messages:
                 if way[0] not in epoch.members:
                     del posted[way]
                     transfer.end(_lost(way[0], what))
+        if epoch.size == 1:
+            self._end_open(PeerLostError("recv(): no other member is left", peers=(), reason="all are gone"))
 
     def resume(self) -> None:
         """All members are in the epoch."""
@@ -136,6 +186,10 @@ class Messages:
                 if late and what == "send()":
                     self._say(way, Type.DECLINE, transfer.number)
                 transfer.end(self._links.ending or _late(way, what))
+        for tag, waiting in self._open.items():
+            for transfer in [each for each in waiting if now >= each.deadline or self._links.ending is not None]:
+                waiting.remove(transfer)
+                transfer.end(self._links.ending or _late(("any", tag), "recv()"))
 
     def control(self, link: Link, frame: Frame, body: bytes) -> None:
         """A frame about a message."""
@@ -159,8 +213,15 @@ class Messages:
 
     def _match(self, way: Way) -> None:
         receive, offer = self._receives.get(way), self._offers.get(way)
-        if receive is None or offer is None:
+        if offer is None:
             return
+        if receive is None:
+            waiting = self._open.get(way[1])
+            if not waiting:
+                return
+            receive = waiting.popleft()
+            receive.way = way
+            self._receives[way] = receive
         del self._offers[way]
         number, about = offer
         receive.number = number
@@ -221,7 +282,10 @@ class Messages:
     def _withdrawn(self, way: Way) -> None:
         self._offers.pop(way, None)
         receive = self._receives.get(way)
-        if receive is not None:
+        if self._reopen(way):
+            for other in list(self._offers):
+                self._match(other)
+        elif receive is not None:
             receive.moving, receive.due = False, len(receive.memory)
 
     def _offer(self, transfer: Transfer) -> None:

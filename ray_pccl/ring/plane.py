@@ -23,7 +23,10 @@ from ray_pccl.peer.ledger import FrozenError, Key, Ledger
 from ray_pccl.ring import bell, dialing, shared
 from ray_pccl.ring.arena import Arena
 from ray_pccl.ring.bell import Bell
+from ray_pccl.ring.delegate import Backend, Delegate
+from ray_pccl.ring.delegated import LEADER, DelegatedAttempt
 from ray_pccl.ring.driving import Driver, drive
+from ray_pccl.ring.header import delegated as delegated_header
 from ray_pccl.ring.link import Link
 from ray_pccl.ring.linked import Early, LinkedAttempt
 from ray_pccl.ring.mesh import Mesh
@@ -33,7 +36,7 @@ from ray_pccl.ring.past import KEPT, Past
 from ray_pccl.ring.programs import EAGER_BYTES
 from ray_pccl.ring.segment import Segment
 from ray_pccl.ring.shared import ENTERED, Host, Neighbour, SharedAttempt, SharedMemory
-from ray_pccl.ring.task import Attempt, Epoch, Task
+from ray_pccl.ring.task import Attempt, Epoch, RefusedError, Task
 from ray_pccl.ring.wire import Frame, Type
 from ray_pccl.settings import Settings
 from ray_pccl.topology.probing import Direction, Plan
@@ -45,6 +48,8 @@ LINK_TIMEOUT_S = 20.0
 """How long members may take to link up before the missing links are reported."""
 STOP_TIMEOUT_S = 5.0
 LOOK_S = 0.05
+MOVING_TIMEOUT_S = 60.0
+"""How long another library that moves the data may wait at least: all have entered, but what moves may take long."""
 MAX_EARLY = 4096
 _encoder = msgspec.msgpack.Encoder()
 _failures: msgspec.msgpack.Decoder[Failure] = msgspec.msgpack.Decoder(Failure)
@@ -53,13 +58,16 @@ _failures: msgspec.msgpack.Decoder[Failure] = msgspec.msgpack.Decoder(Failure)
 class DataPlane:
     """What a communicator runs its operations on."""
 
-    def __init__(self, peer_id: str, key: bytes, host: str, transport: str, ledger: Ledger) -> None:
+    def __init__(
+        self, peer_id: str, key: bytes, host: str, transport: str, ledger: Ledger, backend: Backend | None = None
+    ) -> None:
         self._peer_id = peer_id
         self._transport = transport
         self._ledger = ledger
         self._report: Callable[[int, str], None] = lambda _epoch, _peer_id: None
         self._observe: Callable[[str, float], None] = lambda _peer_id, _rate: None
-        self.memory = _shared_memory(transport)
+        # Who has another library move the data has no use for shared memory: all meet over links.
+        self.memory = _shared_memory(transport) if backend is None else None
         fds = self.memory.fds if self.memory is not None else []
         self._driver = Driver(self.memory) if self.memory is not None else None
         self._mesh = Mesh(self, peer_id, key, host, transport, fds)
@@ -88,13 +96,24 @@ class DataPlane:
         self._traffic = Traffic()
         self.messages = Messages(self)
         self._past = Past(ledger)
+        self._delegate = None if backend is None else Delegate(backend, host, self._mesh.call, self._tell_members)
         ledger.close_boards = self._close_boards
 
     @classmethod
-    def towards(cls, master: Endpoint, group: str, peer_id: str, ledger: Ledger) -> DataPlane:
-        """A plane that listens where peers that reach this master will find it."""
+    def towards(
+        cls, master: Endpoint, group: str, peer_id: str, ledger: Ledger, backend: Backend | None = None
+    ) -> DataPlane:
+        """A plane that listens where peers that reach this master will find it.
+
+        With a `backend`, another library moves the data of what it can do: see `delegate`.
+        """
         host = dialing.address_towards(master.host, master.port)
-        return cls(peer_id, dialing.data_key(master.key, group), host, dialing.transport_from_env(), ledger)
+        transport = dialing.transport_from_env()
+        if backend is not None and transport == "shm":
+            raise UsageError(
+                f"RAY_PCCL_TRANSPORT=shm is ray_pccl's own data plane alone: with backend={backend.name!r} use auto"
+            )
+        return cls(peer_id, dialing.data_key(master.key, group), host, transport, ledger, backend)
 
     def start(
         self, report: Callable[[int, str], None], observe: Callable[[str, float], None] = lambda _peer, _rate: None
@@ -102,6 +121,12 @@ class DataPlane:
         """Begins to listen. `report` is told which links broke in which epoch, `observe` what busy ones carry."""
         self._report, self._observe = report, observe
         self._mesh.start()
+
+    def configure(self, settings: Settings) -> None:
+        """The group's settings, for what depends on them here."""
+        if self._delegate is not None:
+            self._delegate.timeout_s = max(settings.op_timeout_s, MOVING_TIMEOUT_S)
+            self._delegate.grace_s = settings.heartbeat_timeout_s
 
     def close(self) -> None:
         """Ends all threads; attempts fail."""
@@ -156,6 +181,8 @@ class DataPlane:
                 self._ending = error
             self._open = None
             self._stop_all(error)
+            if self._delegate is not None and self._epoch is not None:
+                self._delegate.stop(self._epoch.number)
             self._changed.notify_all()
 
     def _close_boards(self) -> list[Key]:
@@ -167,6 +194,8 @@ class DataPlane:
             self._closed_epoch, self._open = epoch.number, None
             published = self.memory.close_boards(epoch.number) if self.memory is not None else []
             self._stop_all(FrozenError(f"epoch {epoch.number} is frozen until the master has decided"))
+            if self._delegate is not None:
+                self._delegate.stop(epoch.number)
             self._changed.notify_all()
         return published
 
@@ -219,6 +248,8 @@ class DataPlane:
             if host is None
             else SharedAttempt(task, key, host, self._ledger, deadline)
         )
+        if self._delegate is not None:
+            attempt.packed = delegated_header(attempt.packed, self._delegate.backend.number)
         # Without the lock: who freezes stores first and then looks for attempts, we do the opposite.
         self._attempts[key] = attempt
         if self._closed_epoch >= epoch.number:
@@ -285,7 +316,7 @@ class DataPlane:
         self._mesh.call(tell)
 
     def _run_linked(self, attempt: Attempt) -> None:
-        linked = LinkedAttempt(attempt, self._mesh.flush, self._unlist)
+        linked = self._linked_attempt(attempt)
         self._mesh.call(lambda: self._begin(linked))
         while not linked.ended.wait(LOOK_S):
             if self._mesh.is_over:
@@ -293,7 +324,28 @@ class DataPlane:
         if linked.error is not None:
             raise linked.error
 
+    def _linked_attempt(self, attempt: Attempt) -> LinkedAttempt:
+        delegate, mesh = self._delegate, self._mesh
+        if delegate is None:
+            return LinkedAttempt(attempt, mesh.flush, self._unlist)
+        recipe = attempt.task.recipe
+        if recipe.quantizer is not None:
+            text = f"backend {delegate.backend.name!r} does not quantise: leave quantization_options out, or use 'ring'"
+            raise RefusedError(Failure("UsageError", text))
+        if not delegate.backend.takes(recipe.header):
+            return LinkedAttempt(attempt, mesh.flush, self._unlist)
+        job = delegate.backend.job(recipe, attempt.epoch, attempt.task.send)
+        whole = partial(self._is_whole, attempt.epoch)
+        return DelegatedAttempt(attempt, job, delegate, whole, mesh.call, mesh.flush, self._unlist)
+
     # ------------------------------------------------------------------------------------- in the mesh's thread
+
+    def _is_whole(self, epoch: Epoch) -> bool:
+        """Whether there is a link to every member: without one, the master has been told, and will decide."""
+        return all(peer_id in self._links for peer_id in epoch.members if peer_id != self._peer_id)
+
+    def _tell_members(self, type_: Type, epoch: Epoch, number: int, body: bytes) -> None:
+        self._to_all(Frame(type_, len(body), epoch.number, 0, number), body)
 
     def _begin(self, linked: LinkedAttempt) -> None:
         attempt = linked.attempt
@@ -319,6 +371,8 @@ class DataPlane:
             self.missed(peer_id)
         self.messages.move(epoch)
         self._past.move()
+        if self._delegate is not None:
+            self._delegate.move(epoch)
         self._announce()
 
     def missed(self, peer_id: str) -> None:
@@ -470,10 +524,25 @@ class DataPlane:
                     linked.prepared(rank)
             case Type.REFUSE:
                 self._refused(key, frame.epoch, body)
+            case Type.GRANT | Type.KEY:
+                self._delegated(rank, frame, linked, body)
             case Type.PAST:
                 self._past.heard(link.peer_id, body, epoch.size - 1)
             case _:
                 self.messages.control(link, frame, body)
+
+    def _delegated(self, rank: int, frame: Frame, linked: LinkedAttempt | None, body: bytes) -> None:
+        delegate = self._delegate
+        if delegate is None:
+            return  # from a member of another backend: no operation of ours agrees with any of its
+        if frame.type is Type.KEY:
+            delegate.key(frame.number, body)
+        elif rank != LEADER:
+            raise ProtocolError(f"rank {rank} grants an operation, though rank {LEADER} gives the order")
+        elif isinstance(linked, DelegatedAttempt):
+            linked.granted(int.from_bytes(body, "little"))
+        else:
+            delegate.granted_ghost((frame.tag, frame.number), int.from_bytes(body, "little"))
 
     def _refused(self, key: Key, epoch: int, body: bytes) -> None:
         try:

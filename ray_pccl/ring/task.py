@@ -13,7 +13,7 @@ from ray_pccl.control.messages import Failure
 from ray_pccl.descriptors import QuantizationOptions, ReduceOp
 from ray_pccl.errors import PCCLError
 from ray_pccl.peer.ledger import Key, Ledger
-from ray_pccl.ring.header import Header, Kind, describe
+from ray_pccl.ring.header import Header, Kind, backend_of, describe
 from ray_pccl.ring.kernels import averager, combiner, storage_dtype
 from ray_pccl.ring.quantization import Quantizer, quantizer
 
@@ -124,6 +124,13 @@ class Attempt:
             f"members do not agree on operation {self.key[1]} of tag {self.key[0]}: peer {me} (rank {self.epoch.rank}) "
             f"called {ours}, peer {other} (rank {rank}) called {theirs}; call the same on all, or use another tag"
         )
+        mine, its = backend_of(self.packed), backend_of(header)
+        if mine != its:
+            text = (
+                f"members have different backends: peer {me} (rank {self.epoch.rank}) has backend={mine!r}, peer "
+                f"{other} (rank {rank}) has backend={its!r}; give all members of a group the same. They called {ours} "
+                f"and {theirs}"
+            )
         return RefusedError(Failure("CollectiveMismatchError", text, {"calls": {me: ours, other: theirs}}))
 
     def too_late(self, entered: Callable[[int], bytes | None]) -> RefusedError:

@@ -218,7 +218,8 @@ def _torch_operand(torch: Any, tensor: Any, what: str, writes: bool) -> Operand:
                 f"{what} is a leaf tensor that requires grad, and autograd would not see it change: "
                 "pass .detach() or .data"
             )
-        _check_distinct(tensor.shape, tensor.stride(), what)
+        if not tensor.is_contiguous():
+            _check_distinct(tensor.shape, tensor.stride(), what)
     elements = tensor.detach()
     try:
         if elements.device.type == "cpu" and elements.is_contiguous() and not elements.is_neg():

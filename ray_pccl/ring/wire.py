@@ -45,6 +45,10 @@ class Type(IntEnum):
     """Point to point: I expect something else; the body says what."""
     PAST = 11
     """I have finished these operations; the body lists them."""
+    GRANT = 12
+    """Delegated: the next operation that the other library does; the body is the generation of its group."""
+    KEY = 13
+    """Delegated: a key, with its value, that a group of this generation (`number`) needs to be built."""
 
 
 _WITH_DATA = (Type.DATA, Type.MESSAGE)

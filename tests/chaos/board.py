@@ -9,6 +9,10 @@ import mmap
 from enum import IntEnum
 from pathlib import Path
 
+from ray_pccl.ring.fault_points import DELEGATE_NAMES, NAMES
+
+POINTS = (*NAMES, *DELEGATE_NAMES)
+"""Where peers can be struck."""
 _BYTES = 4096
 
 

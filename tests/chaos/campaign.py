@@ -16,6 +16,8 @@ from tests.chaos.board import Word
 from tests.chaos.faults import Reaper, Tally
 
 TRANSPORTS = ("auto", "tcp")
+GLOO = "gloo"
+"""No transport, but a backend that has Gloo move the data; the rest goes over links, as with "tcp"."""
 FAULTS_A_GROUP = 25
 
 

@@ -31,6 +31,8 @@ class History:
     records: list[Record] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
     """Peers to which it cut its link."""
+    cut_library: bool = False
+    """Whether it cut the connections of the library that moves the data: an error on all, that costs nobody's place."""
     ended: str = ""
     text: str = ""
 
@@ -54,6 +56,8 @@ def parse(name: str, lines: Sequence[str]) -> History:
             history.peer_id, history.slot = record["peer"], record["slot"]
         elif "cut" in record:
             history.cut.append(record["cut"])
+        elif "cut_library" in record:
+            history.cut_library = True
         elif "ended" in record:
             history.ended, history.text = record["ended"], record["text"]
         else:
@@ -69,17 +73,20 @@ def check(histories: Iterable[History], may_be_evicted: Iterable[str] = ()) -> l
     operations: dict[tuple[int, int], list[tuple[History, Record]]] = defaultdict(list)
     cut = {end for history in histories for other in history.cut for end in (history.peer_id, other)}
     evictable = {*may_be_evicted, *(history.name for history in histories if history.peer_id in cut)}
+    broken = {"DelegatedBackendError"} if any(history.cut_library for history in histories) else set()
     for history in histories:
         if history.ended and (history.ended not in _PUT_OUT or history.name not in evictable):
             found.append(f"{history.name} ended with {history.ended}: {history.text}")
         for record in history.records:
             operations[record["op"][0], record["op"][1]].append((history, record))
     for key, told in sorted(operations.items()):
-        found += [f"operation {key}: {problem}" for problem in _check_operation(told, slots)]
+        found += [f"operation {key}: {problem}" for problem in _check_operation(told, slots, broken)]
     return found
 
 
-def _check_operation(told: Sequence[tuple[History, Record]], slots: Mapping[str, int]) -> Iterable[str]:
+def _check_operation(
+    told: Sequence[tuple[History, Record]], slots: Mapping[str, int], broken: set[str]
+) -> Iterable[str]:
     returned = [(history, record) for history, record in told if "error" not in record]
     failed = [(history, record) for history, record in told if record.get("error", "") not in {"", *_PUT_OUT}]
     for history, record in told:
@@ -87,7 +94,7 @@ def _check_operation(told: Sequence[tuple[History, Record]], slots: Mapping[str,
             yield f"{history.name}: the input was changed ({record.get('error', 'returned')})"
     for history, record in failed:
         allowed = _ROOTED if record["kind"] in ("reduce", "broadcast") else _LOST
-        if record["error"] not in allowed:
+        if record["error"] not in allowed | broken:
             yield f"{history.name} got {record['error']}: {record['text']}"
     if returned and failed and not _alone(returned, failed):
         yield f"{_names(returned)} returned, {_names(failed)} got {failed[0][1]['error']}: {failed[0][1]['text']}"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ray_pccl.ring.fault_points import NAMES
+from ray_pccl.ring.fault_points import DELEGATE_NAMES
 from tests.chaos.arena import Arena, Victim
-from tests.chaos.board import Action, Word
+from tests.chaos.board import POINTS, Action, Word
 
 IN_RECOVERY = ("frozen", "answered", "decided", "before_retry")
 """Points that a peer passes when another has died."""
@@ -64,8 +64,8 @@ class Reaper:
         self.tally = tally
         self._done = done
         """Kills by point in the arenas before this one, so that all points get their share."""
-        through_memory = transport != "tcp"
-        self._points = [name for name in NAMES if through_memory or name not in THROUGH_MEMORY]
+        unreached = {"auto": DELEGATE_NAMES, "tcp": (*DELEGATE_NAMES, *THROUGH_MEMORY), "gloo": THROUGH_MEMORY}
+        self._points = [name for name in POINTS if name not in unreached[transport]]
 
     def strike(self) -> None:
         """One fault, chosen by chance. Returns when it is over and the group has gone on."""
@@ -137,7 +137,7 @@ class Reaper:
         self.tally.kills += 1
         self.tally.inside += victim.board[Word.IN_CALL] > 0
         if (struck := victim.board[Word.STRUCK]) and victim.board[Word.ACTION] == Action.KILL:
-            self.tally.at[NAMES[struck - 1]] += 1
+            self.tally.at[POINTS[struck - 1]] += 1
 
     # ---------------------------------------------------------------------------------- stopping and cutting off
 
@@ -209,7 +209,7 @@ class Reaper:
         return self._chance.choice(self._arena.members())
 
     def _arm(self, victim: Victim, point: str, visit: int, action: Action) -> None:
-        victim.board.arm(NAMES.index(point), visit, action)
+        victim.board.arm(POINTS.index(point), visit, action)
 
     def _linger(self) -> None:
         """Lets a random piece of the operations pass, so that the instant is any."""

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Reads a peer's `Config` as a line of JSON, writes its pid, until the end of the input."""
     import ray_pccl.peer.operations
-    import ray_pccl.ring.plane  # noqa: F401
+    import ray_pccl.ring.plane
     from tests.chaos import peer, workload
 
     workload.preload()
@@ -26,6 +26,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
     for line in sys.stdin:
+        config = peer.Config(**json.loads(line))
+        if config.transport == "gloo":
+            import ray_pccl.torch.delegated  # noqa: F401
         pid = os.fork()
         if pid == 0:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -33,7 +36,7 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             code = 1
             try:
-                code = peer.main(peer.Config(**json.loads(line)))
+                code = peer.main(config)
             finally:
                 os._exit(code)
         print(pid, flush=True)

@@ -38,7 +38,7 @@ from ray_pccl.peer.communicator import Communicator
 from ray_pccl.ring import fault_points
 from ray_pccl.settings import Settings
 from tests.chaos import bugs
-from tests.chaos.board import Action, Board, State, Word
+from tests.chaos.board import POINTS, Action, Board, State, Word
 from tests.chaos.workload import SYNC_TAG, Call, Step, contribution, decode, plan
 
 LOOK_FOR_NEWCOMERS_EVERY = 3
@@ -79,7 +79,11 @@ class Peer:
         self._board = Board(base.with_suffix(".board"))
         self._log = os.open(base.with_suffix(".jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         settings = Settings.from_env(op_timeout_s=OP_TIMEOUT_S, last_call_s=0.3)
-        self._communicator = Communicator("chaos", master=Endpoint.parse(config.endpoint), settings=settings)
+        self._delegates = config.transport == "gloo"
+        backend = "gloo" if self._delegates else "ring"
+        self._communicator = Communicator(
+            "chaos", master=Endpoint.parse(config.endpoint), settings=settings, backend=backend
+        )
         self._chance = random.Random(f"{config.seed}/{config.name}")
 
     # -------------------------------------------------------------------------------------------------- its life
@@ -95,7 +99,7 @@ class Peer:
         while True:
             self._board[Word.STEP] = step
             self._board[Word.EPOCH] = self._communicator.epoch
-            self._run(plan(self._config.seed, step))
+            self._run(plan(self._config.seed, step, quantises=not self._delegates))
             step += 1
             if step % LOOK_FOR_NEWCOMERS_EVERY == 0 and self._communicator.are_peers_pending():
                 self._communicator.update_topology()
@@ -228,7 +232,7 @@ class Peer:
             self._board[Word.IN_CALL] -= 1
 
     def _strike(self, name: str) -> None:
-        match self._board.visit(fault_points.NAMES.index(name)):
+        match self._board.visit(POINTS.index(name)):
             case Action.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Action.STOP:
@@ -247,8 +251,15 @@ class Peer:
             time.sleep(0.005)
 
     def _cut(self) -> None:
-        """Breaks the link to another member, in the middle of whatever is on it."""
+        """Breaks the link to another member, or all of Gloo's, in the middle of whatever is on it."""
         running = self._communicator._running
+        if running is not None and self._delegates and self._chance.random() < 0.5:
+            delegate = running._plane._delegate
+            session = None if delegate is None else delegate._session
+            if session is not None:
+                self._write(cut_library=True)
+                session._group.abort()
+            return
         links = list(running._plane._mesh._links) if running is not None else []
         if links:
             link = self._chance.choice(links)
@@ -283,7 +294,7 @@ def main(config: Config) -> int:
     os.dup2(said.fileno(), 2)
     faulthandler.register(signal.SIGUSR1, file=said, all_threads=True)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s")
-    os.environ["RAY_PCCL_TRANSPORT"] = config.transport
+    os.environ["RAY_PCCL_TRANSPORT"] = "auto" if config.transport == "gloo" else config.transport
     bugs.plant(config.bug)
     peer = Peer(config)
     try:

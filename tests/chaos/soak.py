@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.campaign import TRANSPORTS, Campaign, Report
+from tests.chaos.campaign import GLOO, TRANSPORTS, Campaign, Report
 
 
 def main() -> int:
@@ -19,12 +19,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--transport", choices=TRANSPORTS, help="only this one")
     parser.add_argument("--bug", default="", help="one of tests.chaos.bugs, to see it found")
+    parser.add_argument("--backend", choices=("ring", GLOO), default="ring", help="who moves the data")
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ray_pccl-chaos-"))
     print(f"seed {given.seed}, records in {directory}", flush=True)
-    campaign = Campaign(
-        directory, given.seed, transports=(given.transport,) if given.transport else TRANSPORTS, bug=given.bug
-    )
+    transports = (GLOO,) if given.backend == GLOO else (given.transport,) if given.transport else TRANSPORTS
+    campaign = Campaign(directory, given.seed, transports=transports, bug=given.bug)
     ends = time.monotonic() + 60 * given.minutes
 
     def progress(report: Report) -> None:

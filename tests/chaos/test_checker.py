@@ -55,6 +55,17 @@ def test_an_evicted_peer_may_get_an_error_where_the_others_returned() -> None:
     assert "peer c ended with PeerEvictedError" in check(histories)[0]
 
 
+def test_a_failure_of_the_library_is_fine_on_all_and_only_where_it_was_cut() -> None:
+    error = _error("DelegatedBackendError")
+    histories = _histories(error, error, error)
+    assert "peer a got DelegatedBackendError" in check(histories)[0]
+    histories[1].cut_library = True
+    assert check(histories) == []
+    histories[2].records = [_record()]
+    assert "peer c returned, peer a, peer b got DelegatedBackendError" in check(histories)[0]
+    assert parse("peer a", [json.dumps({"cut_library": True})]).cut_library
+
+
 def test_a_peer_whose_link_was_cut_may_be_evicted() -> None:
     histories = _histories(None, None, None)
     histories[0].cut.append("c")

@@ -11,7 +11,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,15 @@ class Step:
     calls: tuple[Call, ...]
 
 
-def plan(seed: int, step: int) -> Step:
-    """What all peers do in a step."""
+def plan(seed: int, step: int, *, quantises: bool = True) -> Step:
+    """What all peers do in a step; without quantisation where the backend has none."""
+    step_with_all = _plan(seed, step)
+    if quantises:
+        return step_with_all
+    return Step(step_with_all.way, tuple(replace(call, quantised=False) for call in step_with_all.calls))
+
+
+def _plan(seed: int, step: int) -> Step:
     chance = random.Random(f"{seed}/{step}")
     way = chance.choices(("blocking", "async", "many"), (80, 14, 6))[0]
     if way == "blocking":

@@ -15,6 +15,7 @@ import ray
 import ray_pccl
 from ray_pccl import ReduceOp, RendezvousTimeoutError, SettingsError, UsageError
 from ray_pccl.driver.creating import LAST_CALL_S
+from ray_pccl.driver.errors import ActorLostError
 from ray_pccl.testing import eventually
 from tests.driver.workers import AsyncActor, Gate, WorkerActor, end, get, identity, pid_of, published, run_driver, start
 
@@ -150,11 +151,11 @@ def test_two_groups_of_one_name_are_refused(group: Any, workers: list[Any], name
     assert sums(group, workers) == [3, 3, 3]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl", "RING", "", None])
+@pytest.mark.parametrize("backend", ["ring", "GLOO", "", None])
 def test_an_unknown_backend_is_refused_and_the_error_says_what_there_is(workers: list[Any], backend: Any) -> None:
-    with pytest.raises(UsageError, match=f"backend {backend!r} is not available: 'ring'"):
+    with pytest.raises(SettingsError, match=f"backend is one of 'ring', 'gloo', 'nccl', not {backend!r}"):
         ray_pccl.create_group(workers, "never", backend=backend)
-    with pytest.raises(UsageError, match=f"backend {backend!r} is not available: 'ring'"):
+    with pytest.raises(SettingsError, match=f"backend is one of 'ring', 'gloo', 'nccl', not {backend!r}"):
         ray_pccl.options(WorkerActor, collective={"group_name": "never", "world_size": 1, "backend": backend})
 
 
@@ -561,6 +562,40 @@ def test_options_make_actors_that_are_in_a_group_with_the_ranks_that_were_given(
         made(0)
     group.destroy()
     end(actors)
+
+
+def backend_of(name: str) -> tuple[str, bool]:
+    communicator = ray_pccl.get_communicator(name)
+    return communicator.backend, communicator._running._plane._delegate._session is not None
+
+
+def test_actors_of_a_group_may_have_gloo_move_their_data(ray_local: Any, name: str) -> None:
+    collective = {"group_name": name, "group_rank": [0, 1], "world_size": 2, "backend": "gloo"}
+    declared = ray_pccl.options(WorkerActor, collective=collective, num_cpus=0)
+    actors = [declared.remote()]
+    with pytest.raises(UsageError, match=f"group '{name}' has backend 'gloo', not 'ring'"):
+        ray_pccl.options(WorkerActor, collective=collective | {"backend": "ring"}).remote()
+    actors.append(declared.remote())
+    refs = [actor.run.remote(identity, np.ones(1000, np.float32)) for actor in actors]
+    for result in get(ray_pccl.allreduce_refs(refs)):
+        assert np.array_equal(result, np.full(1000, 2, np.float32))
+    assert get([actor.run.remote(backend_of, name) for actor in actors]) == [("gloo", True)] * 2
+    end(actors[:1])
+    (alone,) = get(ray_pccl.allreduce_refs([actors[1].run.remote(identity, np.ones(10))]))
+    assert np.array_equal(alone, np.ones(10)), "they survive as with our own"
+    ray_pccl.get_group(name).destroy()
+    end(actors[1:])
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a CUDA device: NCCL may be used")
+def test_a_backend_that_the_actors_do_not_have_is_an_error_that_says_what_is_missing(
+    workers: list[Any], name: str
+) -> None:
+    group = ray_pccl.create_group(workers[:2], name, backend="nccl")
+    refs = [worker.run.remote(identity, 1.0) for worker in workers[:2]]
+    with pytest.raises(ActorLostError, match="could not join: backend='nccl' needs a CUDA device"):
+        get(group.allreduce_refs(refs))
+    group.destroy()
 
 
 def test_options_give_out_a_list_of_ranks_in_turn_and_need_none(ray_local: Any, name: str) -> None:
