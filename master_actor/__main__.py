@@ -8,12 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 
-from master_actor.thread import serve
+from master_actor.thread import MasterThread, serve
 from ray_pccl.control.endpoint import DEFAULT_PORT
 from ray_pccl.errors import PCCLError, SettingsError
 
 KEY_VARIABLE = "RAY_PCCL_KEY"
+LOOK_S = 0.25
+FIRST_PEER_S = 60.0
+_NO_ENTRIES = "\0"
+"""A prefix that no key of a store has."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -32,6 +37,12 @@ def _arguments() -> argparse.Namespace:
         help="the address to bind the live page to, empty for no page (default: %(default)s)",
     )
     parser.add_argument("--dashboard-port", type=int, help="the page's port (default: the last run's, 48149, or any)")
+    parser.add_argument(
+        "--linger",
+        type=float,
+        metavar="SECONDS",
+        help="end by itself when no peer has been there for so long, or none has come within a minute",
+    )
     return parser.parse_args()
 
 
@@ -40,6 +51,22 @@ def _key() -> bytes | None:
         return bytes.fromhex(os.environ.get(KEY_VARIABLE, "")) or None
     except ValueError:
         raise SettingsError(f"{KEY_VARIABLE} must be hexadecimal") from None
+
+
+class _Company:
+    """Whether a master that lingers only for so long after its last peer has been alone for that time."""
+
+    def __init__(self, master: MasterThread, linger_s: float) -> None:
+        self._master = master
+        self._linger_s = linger_s
+        self._alone_from = time.monotonic()
+        self._patience_s = max(FIRST_PEER_S, linger_s)
+
+    def gone(self) -> bool:
+        """Asked again and again: whether it is time to end."""
+        if any(group.members or group.waiting for group in self._master.describe(_NO_ENTRIES)):
+            self._alone_from, self._patience_s = time.monotonic(), self._linger_s
+        return time.monotonic() - self._alone_from >= self._patience_s
 
 
 def main() -> int:
@@ -62,7 +89,10 @@ def main() -> int:
             print(endpoint, flush=True)
             if master.page_url:
                 print(f"live page: {master.page_url}", file=sys.stderr, flush=True)
-            while not ended.wait(0.5):
+            company = None if arguments.linger is None else _Company(master, arguments.linger)
+            while not ended.wait(LOOK_S):
+                if company is not None and company.gone():
+                    break
                 if master.superseded.is_set():
                     print("another master has taken over the journal; this one ends", file=sys.stderr)
                     return 3

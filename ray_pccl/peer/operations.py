@@ -96,8 +96,12 @@ class Operations:
         retry: bool,
     ) -> Request:
         """The request of an all-reduce; without `recv` it is in place."""
-        given = as_input(send)
-        target = as_output(send if recv is None else recv)
+        if recv is None or recv is send:
+            # One look at it is enough: for a torch tensor it takes several microseconds.
+            target = as_output(send, "send")
+            given = as_input(send) if target.staged else target
+        else:
+            given, target = as_input(send), as_output(recv)
         return Request(
             Kind.ALL_REDUCE, given, target, tag=tag, op=op, retry=retry, quantization=quantization, operand=operand
         )
@@ -368,20 +372,26 @@ class Operations:
     # ------------------------------------------------------------------------------------------ point to point
 
     def message(
-        self, tensor: Any, rank: int, tag: int, timeout: float | None, *, sends: bool
+        self, tensor: Any, rank: int | None, tag: int, timeout: float | None, *, sends: bool
     ) -> Callable[[], ReduceInfo]:
-        """Posts a message to or from a rank of the present epoch; what is returned waits for it."""
+        """Posts a message to or from a rank of the present epoch; what is returned waits for it.
+
+        One to be received from rank None comes from whoever sends first: the info's contributor.
+        """
         patience = self._patience(timeout)
         operand = as_input(tensor, "send") if sends else as_output(tensor, "recv")
         epoch, _ = self._await_epoch(patience)
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < epoch.size or rank == epoch.rank:
+        is_rank = isinstance(rank, int) and not isinstance(rank, bool)
+        if rank is not None and (not is_rank or not 0 <= rank < epoch.size or rank == epoch.rank):
             name = "dest" if sends else "source"
             raise UsageError(f"{name} is another rank from 0 to {epoch.size - 1}, not {rank!r}")
         about = f"{operand.count} elements of {operand.datatype.name}"
-        way = (epoch.members[rank], check_tag(tag))
+        way = ("" if rank is None else epoch.members[rank], check_tag(tag))
         transfer = Transfer(way, as_bytes(operand.array), about, time.monotonic() + patience)
         messages = self._plane.messages
         post = messages.post_send if sends else messages.post_receive
+        if rank is None:
+            post = messages.post_open_receive
         self.entered += 1
         began = time.monotonic()
         self._plane.call(lambda: post(transfer))
@@ -402,7 +412,7 @@ class Operations:
                 operand.store()
             moved = len(transfer.memory)
             self._recorder.committed("send" if sends else "recv", moved, time.monotonic() - began)
-            ends = (epoch.members[epoch.rank] if sends else way[0],)
+            ends = (epoch.members[epoch.rank] if sends else transfer.way[0],)
             return ReduceInfo(moved if sends else 0, 0 if sends else moved, epoch.size, ends)
 
         return wait
@@ -413,6 +423,10 @@ class Operations:
         handle = Handle()
         self._workers.submit(lambda: handle.run(wait))
         return handle
+
+    def end_messages(self, error: PCCLError) -> None:
+        """Has every message that is under way raise this error."""
+        self._plane.call(lambda: self._plane.messages.end_all(error))
 
     # ------------------------------------------------------------------------------------------------- many
 

@@ -145,3 +145,14 @@ def test_it_ends_when_another_takes_over_its_journal(tmp_path: Path) -> None:
             other.join("b")
             assert other.is_served()
         assert _end(second)[0] == 0
+
+
+def test_one_that_lingers_ends_by_itself_soon_after_its_last_peer() -> None:
+    with _program("--port", "0", "--linger", "0.3") as program:
+        endpoint = _endpoint(program)
+        with RawPeer(endpoint) as peer:
+            peer.join("a")
+            assert peer.receive(Decide).epoch == 1
+            with pytest.raises(subprocess.TimeoutExpired):
+                program.wait(1.0)  # it has company
+        assert program.wait(PATIENCE_S) == 0
