@@ -50,12 +50,13 @@ notebooks: $(READY)  ## Run the notebooks anew and save their outputs; on a quie
 picture: $(READY)  ## Take the picture of the live page again.
 	$(BIN)/python -m tests.dashboard.screenshot
 
-bench: $(READY)  ## The figures of the README: speed against others, recovery times, the master under 1,000 peers, orders of a ring.
+bench: $(READY)  ## The figures of the README: speed against others, recovery times, torch, the master under 1,000 peers, orders of a ring.
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/shaped_links.py
 	$(BIN)/python benchmarks/shared_state.py
 	$(BIN)/python benchmarks/driver.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/torch_step.py
 	$(BIN)/python benchmarks/master_load.py
 	$(BIN)/python benchmarks/topology_sim.py
 

@@ -6,7 +6,7 @@
 
 Each library has worker processes of its own that stay for a whole contest: a number of peers and a size. They take
 turns, ours, gloo, Open MPI, MPICH, and ours again; who is not on turn is blocked on a pipe. A turn is a loop of calls
-without barriers, timed one by one after some to warm up. What others need is installed on first use into `.venv-mpi`.
+without barriers, timed one by one after some to warm up. On first use, what others need is installed: `build/rivals`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws the results of `allreduce.py --json`: ``python plot.py RESULTS.json PICTURE.png``. Needs matplotlib alone."""
+"""Draws what `--json` wrote: ``python plot.py RESULTS.json PICTURE.png``. Needs matplotlib alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from work import size_text
 STYLES = {
     "ours-auto": {"color": "tab:red", "marker": "o", "linewidth": 2.2},
     "ours-tcp": {"color": "tab:red", "marker": "o", "linestyle": "--"},
+    "pccl": {"color": "tab:purple", "marker": "D"},
     "gloo": {"color": "tab:blue", "marker": "s"},
     "openmpi": {"color": "tab:green", "marker": "^"},
     "mpich": {"color": "tab:olive", "marker": "v"},

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import print_table, shown
+from peers import Row, print_table, shown
 from rivals import environment
 from teams import TeamFailed
-from work import KIB, MIB, Work
+from work import KIB, MIB, Training, Work
 
 PLOT = Path(__file__).with_name("plot.py")
 MPI = ("openmpi", "mpich")
@@ -35,7 +35,7 @@ class Turn:
 
     key: str
     name: str
-    work: Work
+    work: Work | Training
     seconds: list[float] = field(default_factory=list)
     wall_s: float = 0.0
     others_cpu_s: dict[str, float] = field(default_factory=dict)
@@ -120,19 +120,19 @@ def targets(key: str, work: Work) -> tuple[float | None, float | None]:
     return (0.4, 1.0) if work.nbytes <= 4 * MIB else (0.35, 0.5)
 
 
-def print_contests(contests: Sequence[Contest]) -> None:
+def print_contests(contests: Sequence[Contest], footnotes: str = FOOTNOTES, what: str = "size") -> None:
     """A table of times, a line per contest, and one of the ratios that have a target."""
     names = list(dict.fromkeys(turn.name for contest in contests for turn in contest.timed))
     lines = []
     for contest in contests:
         medians = {turn.name: shown_ms(turn.median_s) for turn in contest.timed}
         lines.append([contest.title, str(contest.peers), *(medians.get(name, "-") for name in names)])
-    print_table(["size", "peers", *names], lines)
+    print_table([what, "peers", *names], lines)
     ratios = [(contest, ratio) for contest in contests for ratio in contest.ratios()]
     if ratios:
         print()
         print_table(
-            ["size", "peers", "ours", "to", "ratio", "target", "met"],
+            [what, "peers", "ours", "to", "ratio", "target", "met"],
             [
                 [
                     contest.title,
@@ -146,7 +146,7 @@ def print_contests(contests: Sequence[Contest]) -> None:
                 for contest, ratio in ratios
             ],
         )
-    print(f"\n{FOOTNOTES}")
+    print(f"\n{footnotes}")
     for contest in contests:
         for turn in contest.timed:
             for other, used_s in turn.others_cpu_s.items():
@@ -177,7 +177,14 @@ def machine(turns: Sequence[Turn]) -> dict[str, Any]:
     }
 
 
-def to_json(path: str, facts: dict[str, Any], *, contests: Sequence[Contest] = (), memory: Sequence[Any] = ()) -> None:
+def to_json(
+    path: str,
+    facts: dict[str, Any],
+    *,
+    contests: Sequence[Contest] = (),
+    memory: Sequence[Any] = (),
+    recovery: Sequence[Row] = (),
+) -> None:
     """Writes everything to a file."""
     results = [
         {
@@ -191,12 +198,18 @@ def to_json(path: str, facts: dict[str, Any], *, contests: Sequence[Contest] = (
         for contest in contests
     ]
     growths = [{**vars(growth), "met": growth.met} for growth in memory]
+    rows = [{**asdict(row), "median": row.median, "met": row.met} for row in recovery]
     content = {
         "machine": facts,
         **({"results": results} if results else {}),
         **({"memory": growths} if growths else {}),
+        **({"recovery": rows} if rows else {}),
     }
     Path(path).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _is_plain(work: Work | Training) -> bool:
+    return isinstance(work, Work) and work == Work(work.nbytes, in_place=work.in_place, in_torch=work.in_torch)
 
 
 def draw(path: str, contests: Sequence[Contest]) -> None:
@@ -206,7 +219,7 @@ def draw(path: str, contests: Sequence[Contest]) -> None:
     except TeamFailed as failure:
         print(f"nothing is drawn: {failure}", file=sys.stderr)
         return
-    plain = [contest for contest in contests if all(turn.work == Work(turn.work.nbytes) for turn in contest.turns)]
+    plain = [contest for contest in contests if all(_is_plain(turn.work) for turn in contest.turns)]
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "results.json")
         to_json(file, {}, contests=plain)

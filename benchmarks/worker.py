@@ -8,6 +8,7 @@ virtual environments of the rivals too, so what is imported at the top is Python
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -37,7 +38,7 @@ class Ours:
 
     def tensors(self, work: Work) -> Pairs:
         """As a user would have them; all pages are really there."""
-        make = _torch_tensor if work.bfloat16 else _numpy_array
+        make = _torch_tensor if work.bfloat16 or work.in_torch else _numpy_array
         return _pairs(work, make)
 
     def step(self, work: Work, pairs: Pairs) -> Callable[[], Any]:
@@ -67,16 +68,20 @@ class Ours:
         self._comm.close()
 
 
-class Gloo:
+class Torch:
     """torch.distributed. Its call works in place only, so it is spared the copy that the others' results are."""
 
-    def __init__(self, peers: str, folder: str, rank: str) -> None:
+    def __init__(self, backend: str, peers: str, folder: str, rank: str) -> None:
         import torch.distributed
 
         self._dist = torch.distributed
         self.rank, self.size = int(rank), int(peers)
-        self._dist.init_process_group("gloo", f"file://{folder}/meeting", rank=self.rank, world_size=self.size)
         self.version = f"torch {torch.__version__}"
+        if backend == "pccl":
+            import ray_pccl.torch  # registers it
+
+            self.version = f"ray_pccl {ray_pccl.__version__}, {self.version}"
+        self._dist.init_process_group(backend, f"file://{folder}/meeting", rank=self.rank, world_size=self.size)
 
     def tensors(self, work: Work) -> Pairs:
         """The same tensor for input and output."""
@@ -129,7 +134,13 @@ class Mpi:
         """MPI ends with its process."""
 
 
-LIBRARIES = {"ours": Ours, "gloo": Gloo, "mpi": Mpi}
+Library = Ours | Torch | Mpi
+LIBRARIES: dict[str, Callable[..., Library]] = {
+    "ours": Ours,
+    "gloo": functools.partial(Torch, "gloo"),
+    "pccl": functools.partial(Torch, "pccl"),
+    "mpi": Mpi,
+}
 
 
 def _numpy_array(work: Work) -> Any:
@@ -158,7 +169,7 @@ def _pairs(work: Work, make: Callable[[Work], Any]) -> Pairs:
 class Commands:
     """What the benchmark may have this process do. All processes of a team are told the same at the same time."""
 
-    def __init__(self, library: Ours | Gloo | Mpi) -> None:
+    def __init__(self, library: Library) -> None:
         self._library = library
         self._held: dict[Work, tuple[Pairs, Callable[[], Any]]] = {}
 
@@ -179,9 +190,13 @@ class Commands:
             if send is recv:  # repeated in place, any other sum would overflow
                 send[:] = 0
 
+    def step(self, work: Work) -> Callable[[], Any]:
+        """One iteration."""
+        return self._held[work][1]
+
     def time(self, work: Work, warm_up: int, iterations: int) -> list[float]:
         """Seconds of each iteration, with no barrier between them."""
-        _, step = self._held[work]
+        step = self.step(work)
         for _ in range(warm_up):
             step()
         seconds = []
@@ -232,17 +247,18 @@ def _compare(tensor: Any, work: Work, factor: int, number: int) -> None:
         assert off[worst] <= allowed, f"tensor {number}, element {start + worst}: {found[worst]}, off by {off[worst]}"
 
 
-def main() -> None:
-    """Obeys until the benchmark lets go of the socket."""
-    kind, address, *arguments = sys.argv[1:]
+def obey(address: str, begin: Callable[[], tuple[int, str, Any, Callable[[], object]]]) -> None:
+    """Obeys until the benchmark lets go of the socket.
+
+    `begin` gives this process's rank, the version that it runs, whose methods are the commands, and what ends it.
+    """
     with Client(address, "AF_UNIX") as pipe:
         try:
-            library = LIBRARIES[kind](*arguments)
+            rank, version, commands, end = begin()
         except Exception:
             pipe.send((False, traceback.format_exc()))
             raise
-        commands = Commands(library)
-        pipe.send((True, (library.rank, os.getpid(), library.version)))
+        pipe.send((True, (rank, os.getpid(), version)))
         while True:
             try:
                 name, *told = pipe.recv()
@@ -253,7 +269,18 @@ def main() -> None:
             except Exception:
                 answer = False, traceback.format_exc()
             pipe.send(answer)
-        library.end()
+        end()
+
+
+def main() -> None:
+    """A worker's life."""
+    kind, address, *arguments = sys.argv[1:]
+
+    def begin() -> tuple[int, str, Commands, Callable[[], object]]:
+        library = LIBRARIES[kind](*arguments)
+        return library.rank, library.version, Commands(library), library.end
+
+    obey(address, begin)
 
 
 if __name__ == "__main__":
