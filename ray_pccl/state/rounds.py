@@ -48,21 +48,23 @@ class Rounds:
         self.supply = Supply()
         plane.offer(supplying.SERVICE, self.supply.serve)
 
-    def gather(self, mine: bytes, timeout: float | None) -> dict[str, bytes]:
+    def gather(self, mine: bytes, timeout: float | None, tag: int) -> dict[str, bytes]:
         """Everyone's bytes, by rank; as many on all members."""
         world = len(self._operations.members)
         sent = np.frombuffer(mine, np.uint8)
         theirs = np.empty(world * len(mine), np.uint8)
+        is_reserved = tag == SHARED_STATE_TAG
         request = Request(
-            Kind.ALL_GATHER, as_input(sent), as_output(theirs), tag=SHARED_STATE_TAG, reserved=True, signature=1
+            Kind.ALL_GATHER, as_input(sent), as_output(theirs), tag=tag, reserved=is_reserved, signature=1
         )
         info = self._operations.run(request, timeout)
         rows = theirs.reshape(len(info.contributors), len(mine))
         return {peer: row.tobytes() for peer, row in zip(info.contributors, rows, strict=True)}
 
-    def refuse(self, failure: Failure, timeout: float | None) -> None:
+    def refuse(self, failure: Failure, timeout: float | None, tag: int) -> None:
         """Fails the round that the others are in, or come to, with this error on everyone."""
-        refusal = Request(Kind.BARRIER, None, None, tag=SHARED_STATE_TAG, reserved=True, refusal=failure)
+        is_reserved = tag == SHARED_STATE_TAG
+        refusal = Request(Kind.BARRIER, None, None, tag=tag, reserved=is_reserved, refusal=failure)
         self._operations.run(refusal, timeout)
 
     @property

@@ -28,6 +28,7 @@ from ray_pccl.errors import (
     UsageError,
     WorldChangedError,
 )
+from ray_pccl.peer.requests import SHARED_STATE_TAG
 from ray_pccl.ring import fault_points
 from ray_pccl.state import mismatch
 from ray_pccl.state.election import Election, Table, ahead_error, elect, judge
@@ -57,9 +58,10 @@ class Sync:
     """One call."""
 
     def __init__(
-        self, group: Rounds, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None
+        self, group: Rounds, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None, tag: int
     ) -> None:
         self._group = group
+        self._tag = tag
         self._state = state
         self._me = group.peer_id
         self._timeout = timeout
@@ -121,7 +123,7 @@ class Sync:
             except CollectiveMismatchError:
                 # Peers were admitted amid the sync, and began their own: all begin again, together.
                 anew += 1
-                if anew > MAX_ANEW:
+                if anew > MAX_ANEW or self._tag != SHARED_STATE_TAG:
                     raise
                 self._forget_election()
                 continue
@@ -137,7 +139,7 @@ class Sync:
     def _gather(self, mine: bytes) -> dict[str, bytes]:
         self._in_round = True
         try:
-            gathered = self._group.gather(mine, self._timeout)
+            gathered = self._group.gather(mine, self._timeout, self._tag)
         except PCCLError:
             self._in_round = False
             raise
@@ -258,7 +260,7 @@ class Sync:
         if self._in_round:
             return  # the round itself has told the others
         with contextlib.suppress(PCCLError):
-            self._group.refuse(Failure("PCCLError", text), self._timeout)
+            self._group.refuse(Failure("PCCLError", text), self._timeout, self._tag)
 
     # ------------------------------------------------------------------------------------------------ the commit
 
@@ -294,8 +296,19 @@ class SharedStates(Rounds):
         super().__init__(operations, plane, peer_id)
         self._busy = threading.Lock()
 
-    def sync(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None) -> SharedStateSyncInfo:
-        """See `Communicator.sync_shared_state`."""
+    def sync(
+        self,
+        state: SharedState,
+        strategy: SharedStateSyncStrategy,
+        timeout: float | None = None,
+        *,
+        tag: int = SHARED_STATE_TAG,
+    ) -> SharedStateSyncInfo:
+        """See `Communicator.sync_shared_state`.
+
+        With a tag of the caller's, its rounds meet whatever else has that tag: members that are in another operation
+        of the caller's are a `CollectiveMismatchError` on all then, at once, and it is the caller who begins anew.
+        """
         if not isinstance(state, SharedState):
             raise UsageError(f"a SharedState is due, not {type(state).__name__}: make one of your tensors")
         if not isinstance(strategy, SharedStateSyncStrategy):
@@ -304,15 +317,15 @@ class SharedStates(Rounds):
         if not self._busy.acquire(blocking=False):
             raise UsageError("the shared state of this group is being synchronised already: wait for that call")
         try:
-            return self._begun(state, strategy, timeout).run()
+            return self._begun(state, strategy, timeout, tag).run()
         finally:
             self._busy.release()
 
-    def _begun(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None) -> Sync:
+    def _begun(self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: float | None, tag: int) -> Sync:
         try:
-            return Sync(self, state, strategy, timeout)
+            return Sync(self, state, strategy, timeout, tag)
         except BaseException as error:  # of reading and hashing: the others are not to wait for this peer
             text = f"peer {self.peer_id} could not read its shared state: {type(error).__name__} {error}"
             with contextlib.suppress(PCCLError):
-                self.refuse(Failure("PCCLError", text), timeout)
+                self.refuse(Failure("PCCLError", text), timeout, tag)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import xxhash
 
 from ray_pccl.descriptors import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceInfo, ReduceOp
-from ray_pccl.errors import UsageError
+from ray_pccl.errors import PCCLError, UsageError
 from ray_pccl.peer.communicator import Communicator
 from ray_pccl.peer.handles import Handle
 from ray_pccl.ring import fault_points
@@ -126,9 +127,13 @@ class DiLoCo:
     def join(self) -> None:
         """Blocks until all members hold the same outer parameters, and begins with them; see `ElasticTrainer.join`.
 
-        The inner optimiser keeps the state that it has.
+        The inner optimiser keeps the state that it has. Gradients are None after it.
         """
-        self._meeting.is_ready = False
+        self._meeting.begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._flight is not None:
+            with contextlib.suppress(PCCLError):
+                self._flight.handle.result()  # its tag is in use until then
         self._flight = None
         self._meeting.settle()
         self._begin_from_outer()
@@ -144,8 +149,7 @@ class DiLoCo:
             StepMismatchError: On all: members have made different numbers of outer steps.
             TooFewPeersError, PeerEvictedError, OperationTimeoutError, MasterUnreachableError: As for all collectives.
         """
-        if not self._meeting.is_ready:
-            raise UsageError("call join() before the first step, and after an error that ended the last one")
+        self._meeting.require_ready()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None:
@@ -162,7 +166,8 @@ class DiLoCo:
     def finish(self) -> None:
         """Ends the training: completes the outer step that is under way, and gives the model the outer parameters.
 
-        All members call it, after the same step. The model is the same on all of them then, bit for bit.
+        All members call it, after the same step. The model's parameters are the same on all of them then, bit for bit;
+        its buffers (running averages of a batch norm) are everyone's own.
         """
         if self._flight is not None:
             self._land(self._flight, admits=False)
@@ -267,7 +272,8 @@ class DiLoCo:
             self._fragments.write(number, flat.detach())
 
     def _live(self) -> dict[str, torch.Tensor]:
-        frozen = {name: parameter for name, parameter in self.model.named_parameters() if not parameter.requires_grad}
+        named = self.model.named_parameters()
+        frozen = {f"frozen.{name}": parameter for name, parameter in named if not parameter.requires_grad}
         return {f"outer.{number}": flat for number, flat in enumerate(self._outer)} | frozen
 
     def _loose(self) -> dict[str, torch.Tensor]:

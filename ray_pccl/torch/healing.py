@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +22,11 @@ from ray_pccl.errors import NoUpToDatePeerError, RevisionError, SharedStateMisma
 from ray_pccl.state.rows import SharedStateSyncStrategy
 from ray_pccl.state.sharing import SharedState
 from ray_pccl.state.tensors import TensorInfo
+from ray_pccl.torch.loading import Stateful, load_exactly
 from ray_pccl.torch.roll_call import RetryError, RollCall, Table
 from ray_pccl.torch.state_trees import assemble, blanks, dismantle
 
 log = logging.getLogger("ray_pccl.torch")
-
-_SKELETON = "values"
-
-
-class Stateful(Protocol):
-    """What has a state to share: an optimiser, a scheduler, a sampler."""
-
-    def state_dict(self) -> Any:
-        """Its state: a nest of dicts, lists, tensors and values that can be pickled."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Goes on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +80,7 @@ class Healing:
             raise RetryError
         if not is_holder or any(not name.startswith("live.") for name in updated):
             for name, state in assemble(skeleton, tensors).items():
-                self._parts[name].load_state_dict(state)
+                load_exactly(name, self._parts[name], state)
 
     def _dismantled(self) -> tuple[bytes, list[torch.Tensor]]:
         return dismantle({name: part.state_dict() for name, part in self._parts.items()})
@@ -125,7 +114,7 @@ class Healing:
         self, values: Any, tensors: list[torch.Tensor], table: Table, chosen: str, *, is_holder: bool
     ) -> tuple[str, ...]:
         comm = self._roll_call.communicator
-        infos = [TensorInfo(_SKELETON, values)]
+        infos = [TensorInfo(f"values of {', '.join(sorted(self._parts))}", values)]  # so others' are a mismatch
         infos += [TensorInfo(f"part.{number}", tensor) for number, tensor in enumerate(tensors)]
         infos += [TensorInfo(f"live.{name}", tensor) for name, tensor in self._live().items()]
         infos += [
@@ -141,7 +130,8 @@ class Healing:
         state = SharedState(infos, revision=self._revision + 1 if is_source else 0)
         try:
             with self._roll_call.retrying():
-                info = comm.sync_shared_state(state, strategy)
+                # Under our tag: who is let in below the minimum meets it with a roll call, and nobody waits in vain.
+                info = comm._operations().shared_states.sync(state, strategy, tag=self._roll_call.tag)
         except NoUpToDatePeerError as error:
             raise RetryError from error
         except SharedStateMismatchError as error:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from ray_pccl.errors import PCCLError, StepMismatchError
+from ray_pccl.errors import OperationTimeoutError, PCCLError, StepMismatchError, UsageError
 from ray_pccl.peer.communicator import Communicator
 from ray_pccl.ring import fault_points
-from ray_pccl.torch.healing import Healing, Stateful
+from ray_pccl.torch.healing import Healing
+from ray_pccl.torch.loading import Stateful
 from ray_pccl.torch.roll_call import RetryError, RollCall, Row, Table
+
+log = logging.getLogger("ray_pccl.torch")
 
 
 class Progress:
@@ -58,15 +63,34 @@ class Meeting:
         self.roll_call = RollCall(communicator, tag)
         self.is_ready = False
         """Whether this peer holds the group's state."""
+        self._joined_as = ""
         self._healing = Healing(self.roll_call, live, loose, self.parts)
+
+    def begin(self) -> None:
+        """This peer is a newcomer, whatever it was before."""
+        self.is_ready = False
+        self._joined_as = self.roll_call.communicator.peer_id
+
+    def require_ready(self) -> None:
+        """Raises `UsageError` if this peer holds no state to make a step from, or one of before it connected again."""
+        if not self.is_ready or self._joined_as != self.roll_call.communicator.peer_id:
+            raise UsageError(
+                "call join() before the first step, after an error that ended the last one, and after each connect()"
+            )
 
     def settle(self) -> Table:
         """Returns when all members hold the same."""
         while True:
+            began = time.monotonic()
             try:
                 return self.meet(Row(self.progress.steps, self.is_ready))
             except RetryError:
                 continue
+            except OperationTimeoutError:
+                # What ends at once for a newcomer are roll calls in which the others have waited for it in vain.
+                patience_s = self.roll_call.communicator._settings.op_timeout_s
+                if self.is_ready or time.monotonic() > began + patience_s / 2:
+                    raise
 
     def meet(self, mine: Row) -> Table:
         """One roll call. Raises `RetryError` if some had to be healed first, or someone was lost in it.
@@ -104,7 +128,11 @@ class Meeting:
             raise
         self.is_ready = True
 
-    def admit(self) -> Table:
-        """Lets in who waits, and heals them."""
+    def admit(self) -> Table | None:
+        """Lets in who waits, and heals them. None, on all, if a newcomer did not come to its roll call in time."""
         self.roll_call.admit()
-        return self.settle()
+        try:
+            return self.settle()
+        except OperationTimeoutError as error:  # the step has been made: the next one waits for it once more
+            log.warning("a newcomer was let in, and has not called join() yet: %s", error)
+            return None

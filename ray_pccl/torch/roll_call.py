@@ -80,12 +80,13 @@ class RollCall:
         """Everyone's rows. Blocks until all members have called it; `RetryError` if that has to begin again."""
         comm = self.communicator
         comm.await_minimum()
-        self._epoch = comm.epoch
+        epoch = comm.epoch
         sent = np.array([astuple(row)], _ROW)
         theirs = np.empty(comm.world_size, _ROW)
         with self.retrying(newcomer=not row.is_ready):
             info = comm.all_gather(sent.view(np.uint8), theirs.view(np.uint8), tag=self.tag)
-        self._mismatches = 0
+        # Only now: until all have met, what a member that is late meets us with is of the roll call before.
+        self._epoch, self._mismatches = epoch, 0
         rows = [Row(*values) for values in theirs.tolist()]
         return dict(zip(info.contributors, rows, strict=True))
 

@@ -84,8 +84,9 @@ class ElasticSampler:
     # ------------------------------------------------------------------------------- what a trainer tells it
 
     def bind(self, peer_id: str) -> None:
-        """Whose batches `next_batch` returns."""
+        """Whose batches `next_batch` returns. None was drawn yet."""
         self._peer_id = peer_id
+        self._drawn = False
 
     def assigned(self, peer_id: str) -> tuple[int, ...]:
         """The positions that a member has for the next step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,16 @@ def assemble(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
     return _map(_load(skeleton), lambda slot: tensors[slot.number])
 
 
+def is_alike(skeleton: bytes, other: bytes) -> bool:
+    """Whether trees have equal values, and tensors of the same types and shapes."""
+    if skeleton == other:
+        return True
+    try:  # equal values may have been pickled to other bytes: those of a set, for instance
+        return bool(_load(skeleton) == _load(other))
+    except ValueError:  # arrays, of which equal ones are equal bytes
+        return False
+
+
 def _load(skeleton: bytes) -> Any:
     # From members of the group, who have proved that they hold its key.
     return pickle.loads(skeleton)  # noqa: S301
@@ -66,7 +77,8 @@ def _map(tree: Any, of_slot: Any) -> Any:
 def _rebuilt(tree: Any, of_item: Any) -> Any:
     """The same nest of dicts, lists and tuples, with other items; anything else as it is."""
     if isinstance(tree, dict):
-        return {key: of_item(item) for key, item in tree.items()}
+        items = {key: of_item(item) for key, item in tree.items()}
+        return Counter(items) if type(tree) is Counter else items  # MultiStepLR counts its milestones
     if type(tree) in (list, tuple):
         return type(tree)(of_item(item) for item in tree)
     return tree

@@ -15,7 +15,7 @@ from ray_pccl.peer.communicator import Communicator
 from ray_pccl.ring import fault_points
 from ray_pccl.torch.buffers import Buffers
 from ray_pccl.torch.gradients import Gradients, Present
-from ray_pccl.torch.healing import Stateful
+from ray_pccl.torch.loading import Stateful
 from ray_pccl.torch.meeting import Meeting
 from ray_pccl.torch.roll_call import RetryError, Row, Table
 from ray_pccl.torch.sampling import ElasticSampler
@@ -78,6 +78,9 @@ class ElasticTrainer:
         self._before_update = before_update
         self._gradients = Gradients(optimizer, model)
         self._buffers = Buffers(model) if share_buffers else None
+        taken = {"model", "optimizer", "scheduler", "sampler", "progress"} & set(others or {})
+        if taken:
+            raise UsageError(f"others has {', '.join(sorted(taken))}, which the trainer has itself: use other names")
         given = {"optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, **(others or {})}
         parts: dict[str, Stateful] = {name: part for name, part in given.items() if part is not None}
         self._meeting = Meeting(communicator, tag, live=model.state_dict, loose=dict, parts=parts)
@@ -94,10 +97,11 @@ class ElasticTrainer:
         given all that they hold, bit for bit. In a new one all begin with the state of whoever has made the most steps
         (see `load_state_dict`), of several the lowest rank.
 
-        To be called again after a `PeerEvictedError`, or any error of `before_update` or of the optimiser, once the
-        communicator has connected again.
+        Gradients are None after it. To be called again after a `PeerEvictedError`, or any error of `before_update` or
+        of the optimiser, and whenever the communicator has connected again.
         """
-        self._meeting.is_ready = False
+        self._meeting.begin()
+        self.optimizer.zero_grad(set_to_none=True)  # of a state that is replaced
         if self.sampler is not None:
             self.sampler.bind(self.communicator.peer_id)
         self._assign(self._meeting.settle())
@@ -116,11 +120,16 @@ class ElasticTrainer:
         none after it. If someone dies in it, all is averaged anew without: what counts are the contributors.
 
         Raises:
-            UsageError: `join` was not called; no batch was drawn from the sampler; a gradient is sparse.
+            UsageError: `join` was not called; no batch was drawn from the sampler; a gradient is sparse. Only here: the
+                others wait for this peer, until it calls again, leaves, or ``op_timeout_s`` is over.
             StepMismatchError: On all: members have made different numbers of steps.
             TooFewPeersError: The group fell below its minimum, and no newcomer came in time.
-            PeerEvictedError, OperationTimeoutError, MasterUnreachableError: As for all collectives. Nothing has
-                changed then: gradients are what they were.
+            PeerEvictedError, OperationTimeoutError, MasterUnreachableError: As for all collectives. If `steps` is what
+                it was, nothing has changed: gradients are what they were, and step() may be called again. If it is one
+                more, the step was made, and the error came of letting in who waited: go on with the next batch.
+
+        A newcomer that was let in is waited for: in this step, and if it has not called `join` within ``op_timeout_s``
+        in the next one as long, which raises `OperationTimeoutError` then.
         """
         self._require_batch()
         present = self._gradients.present()
@@ -149,8 +158,8 @@ class ElasticTrainer:
         admits = any(row.sees_waiting for row in table.values())
         with self._meeting.updating(admits=admits):
             self._update(anywhere, info)
-        if admits:
-            self._assign(self._meeting.admit())
+        if admits and (settled := self._meeting.admit()) is not None:
+            self._assign(settled)
         return info
 
     # ------------------------------------------------------------------------------------------- checkpoints
@@ -218,8 +227,7 @@ class ElasticTrainer:
         self._meeting.progress.steps = info.step
 
     def _require_batch(self) -> None:
-        if not self._meeting.is_ready:
-            raise UsageError("call join() before the first step, and after an error that ended the last one")
+        self._meeting.require_ready()
         if self.sampler is not None and not self.sampler.drawn:
             raise UsageError("no batch was drawn for this step: call sampler.next_batch() before each step")
 

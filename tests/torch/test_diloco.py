@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,6 +177,46 @@ def test_a_training_goes_on_from_its_checkpoint() -> None:
 
     for before, after, steps in succeeded(together(train, 2)):
         assert before == after and steps == 3
+
+
+def test_a_join_amid_an_average_waits_for_it_and_drops_gradients_of_before() -> None:
+    joining = threading.Event()
+
+    def train(comm: Communicator, number: int) -> tuple[str, bool]:
+        diloco = make(comm, number, {"sync_every": 4, "delay": 2})
+        diloco.join()
+        launch = comm.all_reduce_async
+
+        def launch_late(*given: Any, **named: Any) -> Any:
+            assert joining.wait(10)
+            time.sleep(0.2)  # the other one is in its join by now; if not, it has less to wait for
+            return launch(*given, **named)
+
+        if number:
+            comm.all_reduce_async = launch_late  # type: ignore[method-assign]
+        for _ in range(4):
+            diloco.model(torch.rand(4, 4)).sum().backward()
+            diloco.step()
+        diloco.model(torch.rand(4, 4)).sum().backward()
+        joining.set()
+        diloco.join()
+        return bits(diloco), all(parameter.grad is None for parameter in diloco.model.parameters())
+
+    first, second = succeeded(together(train, 2))
+    assert first == second and first[1]
+
+
+def test_a_frozen_parameter_may_have_any_name() -> None:
+    def train(comm: Communicator, number: int) -> list[float]:
+        model = torch.nn.Module()
+        model.outer = torch.nn.ParameterList([torch.nn.Parameter(torch.full((1,), float(number)), requires_grad=False)])
+        model.trained = torch.nn.Parameter(torch.full((2,), float(number)))
+        diloco = DiLoCo(comm, model, torch.optim.SGD([model.trained], lr=1.0), sync_every=1)
+        diloco.join()
+        return [*model.outer[0].tolist(), *model.trained.tolist()]
+
+    first, second = succeeded(together(train, 2))
+    assert first == second and first in ([0.0] * 3, [1.0] * 3)
 
 
 @pytest.mark.slow
