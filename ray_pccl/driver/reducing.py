@@ -76,10 +76,11 @@ class Member:
     def admit(self, only: tuple[str, ...]) -> None:
         """Lets these peers in, if they wait: all members vote for it at this point of their calls.
 
-        Those that are in already were not asked to vote; with them the vote would never end.
+        Who is in already was not asked to vote, and the vote would never end: if any is, there is none. The others wait
+        on, and are named again with a later call.
         """
         self.failed_together = True  # who does not vote is waited for, and named
-        if set(only) <= set(self.communicator.members):
+        if not set(only).isdisjoint(self.communicator.members):
             return
         self.communicator._vote(VoteKind.UPDATE_TOPOLOGY, self.communicator._settings.op_timeout_s, only)
 

@@ -28,6 +28,8 @@ log = logging.getLogger("ray_pccl.ring")
 
 KEY_TIMEOUT_S = 20.0
 """How long a member may take to say where the other library listens there."""
+MARGIN_S = 5.0
+"""How much longer than it was told to an operation of the other library may take."""
 _ABORT_AGAIN_S, _ABORT_AT_LEAST_EVERY_S = 0.05, 1.0
 _KEPT_GHOSTS = 1024
 _encoder = msgspec.msgpack.Encoder()
@@ -124,12 +126,19 @@ class Session:
         self._keys = keys
         self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
         self._over = threading.Event()
+        self._running: tuple[Job, float] | None = None
+        """What is done now, and since when."""
         self._thread = threading.Thread(target=self._work, name=f"ray_pccl-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
         """Has it done after all those before. `done` is called in the session's thread, whatever becomes of it."""
         self._jobs.put((job, done))
+
+    def running_since(self, job: Job) -> float | None:
+        """When the library began with it; None if it does something else."""
+        running = self._running
+        return running[1] if running is not None and running[0] is job else None
 
     def end(self) -> None:
         """Ends it, whatever it does now; returns at once."""
@@ -167,6 +176,7 @@ class Session:
             if broken is None and not self._over.is_set():
                 try:
                     fault_points.reach("delegate_running")
+                    self._running = job, time.monotonic()
                     self._group.run(job)
                     fault_points.reach("delegate_done")
                 except Exception as error:
@@ -174,6 +184,7 @@ class Session:
                     self._group.abort()  # so that the others learn of it, too
             if self._over.is_set():  # what was made of it, if anything, does not count
                 broken = broken or ConnectionAbortedError("the group was given up")
+            self._running = None
             done(broken)
             del item, job, done
 
@@ -256,6 +267,19 @@ class Delegate:
         self._ghosts[key] = recipe
         if len(self._ghosts) > _KEPT_GHOSTS:
             self._ghosts.popitem(last=False)
+
+    def overdue(self, generation: int, job: Job, now: float) -> Exception | None:
+        """Why an operation that was granted is not waited for any longer, if it is not.
+
+        The library has a timeout of its own, but not everywhere: NCCL without its watchdog may block for good.
+        """
+        if generation < self._generation:
+            return ConnectionAbortedError("the group was given up")
+        session = self._session
+        since = session.running_since(job) if session is not None else None
+        if since is None or now <= since + self.timeout_s + MARGIN_S:
+            return None
+        return TimeoutError(f"it has not ended an operation within {self.timeout_s + MARGIN_S:g} s")
 
     def broken(self, generation: int) -> None:
         """The group is of no use any more: the next operation gets another."""

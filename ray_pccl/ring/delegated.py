@@ -87,8 +87,15 @@ class DelegatedAttempt(LinkedAttempt):
             self._failure, self._failed_at = error, time.monotonic()
 
     def tick(self, now: float) -> None:
-        """Ends it also when the library failed, and nobody has died: of a death the master has to tell us first."""
+        """Ends it also when the library failed, or does not end, and nobody has died.
+
+        Of a death the master has to tell us first.
+        """
         super().tick(now)
+        if self._failure is None and self._generation is not None and not self.ended.is_set() and self._program.due:
+            overdue = self._delegate.overdue(self._generation, self._job, now)
+            if overdue is not None:
+                self._failure, self._failed_at = overdue, now
         failure = self._failure
         if failure is None or self.ended.is_set() or now < self._failed_at + self._delegate.grace_s:
             return

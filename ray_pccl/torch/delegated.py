@@ -204,8 +204,8 @@ class NCCLGroup:
     def abort(self) -> None:
         """Aborts its communicators: kernels that wait for a member end."""
         if self._group is not None and not self._aborted:
-            self._aborted = True
             self._group.abort()
+            self._aborted = True  # else it is tried again
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ def test_two_groups_of_one_name_are_refused(group: Any, workers: list[Any], name
     assert sums(group, workers) == [3, 3, 3]
 
 
-@pytest.mark.parametrize("backend", ["ring", "GLOO", "", None])
+@pytest.mark.parametrize("backend", ["pccl", "GLOO", "", None])
 def test_an_unknown_backend_is_refused_and_the_error_says_what_there_is(workers: list[Any], backend: Any) -> None:
     with pytest.raises(SettingsError, match=f"backend is one of 'ring', 'gloo', 'nccl', not {backend!r}"):
         ray_pccl.create_group(workers, "never", backend=backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from ray_pccl.errors import ProtocolError
 from ray_pccl.peer.ledger import Ledger
-from ray_pccl.ring.delegate import Delegate, Keys
+from ray_pccl.ring.delegate import MARGIN_S, Delegate, Keys
 from ray_pccl.ring.delegated import DelegatedAttempt
 from ray_pccl.ring.header import Header, Kind, backend_of, delegated, describe
 from ray_pccl.ring.task import Array, Attempt, Epoch, Recipe, RefusedError, Task
@@ -193,6 +194,45 @@ def test_a_failure_of_the_library_counts_when_no_death_explains_it(delegate: Del
     failure = linked.error.failure
     assert failure.error == "DelegatedBackendError" and "double failed on peer b" in failure.text
     assert delegate._broken == 0, "the next operation gets another group"
+
+
+def test_an_operation_that_the_library_never_ends_fails_some_time_after_it_began() -> None:
+    library = Library(lets_go=False)
+    delegate = Delegate(library, "127.0.0.1", lambda function: function(), lambda *_: None)
+    delegate.timeout_s = 60.0
+    delegate.move(EPOCH)
+    ended: list[Any] = []
+    attempts = []
+    for number in range(2):
+        attempt = Attempt(Task(RECIPE, None, None), (0, number), EPOCH, Ledger(), float("inf"))
+        job = Job(f"job {number}")
+        attempts.append(
+            DelegatedAttempt(
+                attempt, job, delegate, lambda: True, lambda function: function(), lambda _link: None, ended.append
+            )
+        )
+        attempts[-1].granted(0)
+    stuck, waiting = attempts
+    now = time.monotonic()
+    stuck.tick(now + 1000)
+    assert stuck._failure is None, "the group is still being built: the operation has not begun"
+    library.groups[0].may_build.set()
+    eventually(lambda: delegate._session.running_since(stuck._job) is not None, 5, "it has begun")
+    began = delegate._session.running_since(stuck._job)
+    for moment in (began + 60.0, began + 61.0 + MARGIN_S):
+        waiting.tick(moment)
+        assert waiting._failure is None, "its turn has not come"
+        stuck.tick(moment)
+        assert (stuck._failure is None) == (moment == began + 60.0) and not ended
+    stuck.tick(moment + delegate.grace_s)
+    assert ended == [stuck] and isinstance(stuck.error, RefusedError)
+    assert "has not ended an operation within 65 s" in stuck.error.failure.text
+    assert library.groups[0].aborted.wait(5), "the next operation gets another group"
+    waiting.tick(moment)
+    waiting.tick(moment + delegate.grace_s)
+    assert ended == [stuck, waiting], "what waited for the one that is stuck has failed with it"
+    delegate.stop(EPOCH.number)
+    eventually(lambda: not _threads(), 5, "no thread is left")
 
 
 def test_an_epoch_ends_and_an_operation_fails_where_no_thread_is_to_be_had(
