@@ -64,7 +64,11 @@ class _Company:
 
     def gone(self) -> bool:
         """Asked again and again: whether it is time to end."""
-        if any(group.members or group.waiting for group in self._master.describe(_NO_ENTRIES)):
+        try:
+            groups = self._master.describe(_NO_ENTRIES)
+        except TimeoutError:  # it is busy, and so not alone
+            return False
+        if any(group.members or group.waiting for group in groups):
             self._alone_from, self._patience_s = time.monotonic(), self._linger_s
         return time.monotonic() - self._alone_from >= self._patience_s
 

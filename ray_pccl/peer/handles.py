@@ -101,19 +101,28 @@ class Workers:
         self._lock = threading.Lock()
         self._threads = 0
         self._busy = 0
+        self._closed = False
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Runs a function, which raises nothing, as soon as a thread is free, and one always is."""
+        """Runs a function, which raises nothing, as soon as a thread is free, and one always is.
+
+        After `close()` it runs in the caller's thread: what is under way then has failed, and blocks nobody.
+        """
         with self._lock:
-            self._busy += 1
-            if self._busy > self._threads:
-                self._threads += 1
-                threading.Thread(target=self._run, name="ray_pccl-operation", daemon=True).start()
-        self._work.put(function)
+            closed = self._closed
+            if not closed:
+                self._busy += 1
+                if self._busy > self._threads:
+                    self._threads += 1
+                    threading.Thread(target=self._run, name="ray_pccl-operation", daemon=True).start()
+                self._work.put(function)  # before the ends that close() puts there
+        if closed:
+            function()
 
     def close(self) -> None:
         """Ends the threads once they are through."""
         with self._lock:
+            self._closed = True
             for _ in range(self._threads):
                 self._work.put(None)
             self._threads = 0

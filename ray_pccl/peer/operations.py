@@ -57,6 +57,9 @@ class Operations:
         self._awaiting = threading.Lock()
         self.entered = 0
         """How many operations were begun."""
+        self.pinned: tuple[str, ...] | None = None
+        """The only members, by rank, with whom operations are to run: in any other epoch everyone refuses them."""
+        self._fitting: Epoch | None = None
         self._recorder = connection.recorder
         self._recorder.running = self._running
         self.shared_states = SharedStates(self, plane, self._membership.identity.peer_id)
@@ -94,6 +97,7 @@ class Operations:
         quantization: QuantizationOptions | None,
         *,
         retry: bool,
+        signature: int = 0,
     ) -> Request:
         """The request of an all-reduce; without `recv` it is in place."""
         if recv is None or recv is send:
@@ -103,7 +107,15 @@ class Operations:
         else:
             given, target = as_input(send), as_output(recv)
         return Request(
-            Kind.ALL_REDUCE, given, target, tag=tag, op=op, retry=retry, quantization=quantization, operand=operand
+            Kind.ALL_REDUCE,
+            given,
+            target,
+            tag=tag,
+            op=op,
+            retry=retry,
+            quantization=quantization,
+            operand=operand,
+            signature=signature,
         )
 
     def _reduction(self, descriptor: ReduceOpDescriptor) -> Request:
@@ -274,6 +286,8 @@ class Operations:
         """One attempt. None: it was aborted, and is to be tried again in the next epoch."""
         plane, ledger = self._plane, self._membership.ledger
         try:
+            if self.pinned is not None and epoch is not self._fitting:
+                self._check_pinned(epoch, self.pinned)
             task = request.task(epoch)
         except RefusedError as refused:
             self._refuse(key, operation, epoch, refused)
@@ -314,6 +328,16 @@ class Operations:
                 plane.leave(key, attempt)
                 raise
         return ReduceInfo(attempt.tx, attempt.rx, epoch.size, epoch.members)
+
+    def _check_pinned(self, epoch: Epoch, pinned: tuple[str, ...]) -> None:
+        """Refuses, as every other member does by the same comparison, what would run among other ranks than those."""
+        if epoch.members != pinned:
+            text = (
+                f"the ranks of group {self._membership.identity.group!r} were {', '.join(pinned)}, and are "
+                f"{', '.join(epoch.members)} since links broke: results would be in another order; make a new group"
+            )
+            raise RefusedError(Failure("WorldChangedError", text))
+        self._fitting = epoch
 
     def _resolve(self, attempt: Attempt) -> None:
         """The master decided that it commits: every survivor has its result, or all it needs to make it (R8)."""
@@ -372,11 +396,20 @@ class Operations:
     # ------------------------------------------------------------------------------------------ point to point
 
     def message(
-        self, tensor: Any, rank: int | None, tag: int, timeout: float | None, *, sends: bool
+        self,
+        tensor: Any,
+        rank: int | None,
+        tag: int,
+        timeout: float | None,
+        *,
+        sends: bool,
+        peer_id: str = "",
+        datatype: str = "",
     ) -> Callable[[], ReduceInfo]:
-        """Posts a message to or from a rank of the present epoch; what is returned waits for it.
+        """Posts a message to or from a rank of the present epoch, or a peer; what is returned waits for it.
 
-        One to be received from rank None comes from whoever sends first: the info's contributor.
+        One to be received from rank None comes from whoever sends first: the info's contributor. `datatype` is what
+        the elements are, where the tensor stands for another.
         """
         patience = self._patience(timeout)
         operand = as_input(tensor, "send") if sends else as_output(tensor, "recv")
@@ -385,12 +418,13 @@ class Operations:
         if rank is not None and (not is_rank or not 0 <= rank < epoch.size or rank == epoch.rank):
             name = "dest" if sends else "source"
             raise UsageError(f"{name} is another rank from 0 to {epoch.size - 1}, not {rank!r}")
-        about = f"{operand.count} elements of {operand.datatype.name}"
-        way = ("" if rank is None else epoch.members[rank], check_tag(tag))
+        about = f"{operand.count} elements of {datatype or operand.datatype.name}"
+        other = epoch.members[rank] if rank is not None else peer_id
+        way = (other, check_tag(tag))
         transfer = Transfer(way, as_bytes(operand.array), about, time.monotonic() + patience)
         messages = self._plane.messages
         post = messages.post_send if sends else messages.post_receive
-        if rank is None:
+        if not other:
             post = messages.post_open_receive
         self.entered += 1
         began = time.monotonic()

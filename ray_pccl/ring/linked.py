@@ -84,8 +84,8 @@ class LinkedAttempt:
         self._advance()
 
     def enter(self, rank: int, header: bytes) -> None:
-        """Another member has entered."""
-        if self.ended.is_set():
+        """Another member has entered. What could not begin, for a link was missing, has nobody to answer to."""
+        if self.ended.is_set() or rank not in self._links:
             return
         self._headers[rank] = header
         if header != self.attempt.packed:

@@ -78,7 +78,9 @@ class Messages:
     def post_send(self, transfer: Transfer) -> None:
         """A message is to be sent."""
         if self._claim(self._sends, transfer, "send()"):
-            transfer.number = self._sent.setdefault(transfer.way, 0)
+            # A number is never used again: the receiver may have taken a message whose sender gave up waiting for it.
+            transfer.number = self._sent.get(transfer.way, 0)
+            self._sent[transfer.way] = transfer.number + 1
             self._offer(transfer)
 
     def post_receive(self, transfer: Transfer) -> None:
@@ -275,7 +277,6 @@ class Messages:
         transfer = self._sends.get(way)
         if transfer is not None and transfer.number == number:
             del self._sends[way]
-            self._sent[way] = number + 1
             self._let_go(transfer)
             transfer.end(error)
 

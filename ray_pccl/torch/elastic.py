@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,13 +30,15 @@ class Step:
     """Who has come since the last call, by `peer_id`."""
     left: tuple[str, ...]
     """Who has gone since the last call, by `peer_id`."""
+    reordered: bool
+    """Whether those who stayed have other ranks, though nobody before them may have gone."""
     sync: SharedStateSyncInfo | None
     """What the sync of the shared state moved, if one was given."""
 
     @property
     def changed(self) -> bool:
         """Whether the world is another one than at the last call."""
-        return bool(self.joined or self.left)
+        return self.reordered or bool(self.joined or self.left)
 
 
 def step(state: SharedState | None = None, *, group: dist.ProcessGroup | None = None) -> Step:
@@ -62,10 +62,13 @@ def step(state: SharedState | None = None, *, group: dist.ProcessGroup | None = 
             synced.append(communicator.sync_shared_state(state))
 
     found.run_in_turn(run, "step")
-    joined, left = membership.changes()
+    members, rank, before = membership.changes()
+    joined = tuple(member for member in members if member not in before)
+    left = tuple(member for member in before if member not in members)
+    reordered = [member for member in before if member in members] != [member for member in members if member in before]
     if found is dist.group.WORLD:  # torch keeps a table of its ranks
-        distributed_c10d._world.pg_group_ranks[found] = {rank: rank for rank in range(membership.size)}
-    return Step(membership.rank, membership.size, joined, left, synced[0] if synced else None)
+        distributed_c10d._world.pg_group_ranks[found] = {rank: rank for rank in range(len(members))}
+    return Step(rank, len(members), joined, left, reordered, synced[0] if synced else None)
 
 
 def average_hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[torch.Tensor]:
@@ -76,39 +79,13 @@ def average_hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[
     and the average is made beside the bucket, where DDP takes it from. That takes as much memory as the gradients.
     """
     source = bucket.buffer()
+    found = _pccl(group)
     averaged: Future[torch.Tensor] = (
-        _pccl(group).average_into(_averages.beside(source), source).get_future().then(lambda future: future.value()[0])
+        found.average_into(found.averages.beside(source), source).get_future().then(lambda future: future.value()[0])
     )
     return averaged
 
 
-class _Averages:
-    """Where averages are made: a tensor for each bucket, which is used again for the same one.
-
-    Buckets are told apart by their address: two that live at the same time have two. The average of a bucket is read
-    before the bucket is filled again. What was not used for long is let go of; if torch still reads it, torch holds it.
-    """
-
-    KEPT = 256
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tensors: OrderedDict[int, torch.Tensor] = OrderedDict()
-
-    def beside(self, source: torch.Tensor) -> torch.Tensor:
-        """The tensor for what is to be averaged."""
-        address = source.data_ptr()
-        with self._lock:
-            found = self._tensors.pop(address, None)
-            if found is None or found.shape != source.shape or found.dtype != source.dtype:
-                found = torch.empty_like(source)
-            self._tensors[address] = found
-            if len(self._tensors) > self.KEPT:
-                self._tensors.popitem(last=False)
-            return found
-
-
-_averages = _Averages()
 # Torch looks at a hook's annotations themselves, and takes no text for a type.
 average_hook.__annotations__ = {"bucket": dist.GradBucket, "return": Future[torch.Tensor]}  # type: ignore[attr-defined]
 

@@ -47,7 +47,10 @@ class GroupMembership:
         self._reasons: dict[str, str] = {}
         self._epoch = communicator.epoch
         self._first = communicator.members
-        self._rank, self._size = communicator.rank, communicator.world_size
+        if not elastic:
+            communicator._operations().pinned = self._first
+        self._world = self._first, communicator.rank
+        self._seen = self._first
 
     @classmethod
     def join(
@@ -61,9 +64,8 @@ class GroupMembership:
     ) -> GroupMembership:
         """Joins the group whose ranks share `store`; blocks until all have come, or raises a `BackendError`."""
         own_master.reap()
-        place = find_place(options, store, rank, timeout, known)
-        if options.elastic:
-            meet(store, size, timeout)
+        place = find_place(options, store, rank, size, timeout, known)
+        meet(store, place.life, size, timeout)
         settings = options.settings if options.settings is not None else Settings.from_env()
         seconds = min(timeout.total_seconds(), LONGEST_S)
         if options.elastic:
@@ -107,14 +109,30 @@ class GroupMembership:
     @property
     def rank(self) -> int:
         """This process's rank; the last one that is known."""
-        self._look()
-        return self._rank
+        return self.look()[1]
 
     @property
     def size(self) -> int:
         """How many ranks there are; the last number that is known."""
+        return len(self.look()[0])
+
+    def look(self) -> tuple[tuple[str, ...], int]:
+        """The members and this process's rank, for a caller who goes by them from now on."""
         self._look()
-        return self._size
+        world = self._world
+        self._seen = world[0]
+        return world
+
+    def peer_at(self, rank: int) -> str:
+        """Which peer a caller means by a rank: that of the world that it was last told of. Empty if there is none.
+
+        A rank of the world in which a call happens to run would be another peer's, if someone has died since.
+        """
+        return self._seen[rank] if 0 <= rank < len(self._seen) else ""
+
+    def rank_of(self, peer_id: str) -> int:
+        """The rank that a caller knows a peer by; -1 if it was never told of it."""
+        return self._seen.index(peer_id) if peer_id in self._seen else -1
 
     @property
     def end(self) -> BackendError | None:
@@ -142,15 +160,15 @@ class GroupMembership:
                 return self._end.again() if self._end is not None else as_backend_error(error)
             if isinstance(error, PeerLostError):
                 self._finish(PeerLostBackendError(str(error), **error.details))
+        elif isinstance(error, PeerLostError):
+            self.look()  # the caller is told now, and what it calls next is for the world without them
         return as_backend_error(error)
 
-    def changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Who has come and who has gone since the last call, or since this process joined."""
-        self._look()
-        members, before = self.communicator.members, self._first
-        self._first = members
-        joined = tuple(member for member in members if member not in before)
-        return joined, tuple(member for member in before if member not in members)
+    def changes(self) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
+        """The members, this process's rank, and who the members were at the last call, or when this process joined."""
+        members, rank = self.look()
+        before, self._first = self._first, members
+        return members, rank, before
 
     # ---------------------------------------------------------------------------------------------------- inside
 
@@ -172,9 +190,9 @@ class GroupMembership:
             return
         self._epoch = epoch  # of before the members: if another came in between, it is looked at the next time
         if self.elastic:
-            self._rank, self._size = rank, len(members)
-        elif members != self._first:
-            lost = tuple(member for member in self._first if member not in members)
+            self._world = members, rank
+        elif lost := tuple(member for member in self._first if member not in members):
+            # The same ranks in another order are no loss: every call is refused, on all (see `Operations.pinned`).
             reasons = "; ".join(f"{peer}: {self._reasons.get(peer, 'it is gone')}" for peer in lost)
             text = (
                 f"group {communicator.peer_group!r} has lost {', '.join(lost)} ({reasons}): the process group is over"

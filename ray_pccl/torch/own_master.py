@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ from ray_pccl.ring.dialing import address_towards
 LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1"
 """An address that nobody has (RFC 5737), so that the way to it is the way out."""
+START_S = 60.0
+"""How long it may take to say where it listens."""
 LINGER_S = 1.0
 """How long it stays when its last peer has gone."""
 
@@ -36,8 +39,11 @@ def start_master_process(meeting_host: str) -> Endpoint:
     )
     assert process.stdout is not None
     with process.stdout as answer:
-        line = answer.readline().strip()
+        said, _, _ = select.select([answer], [], [], START_S)
+        line = answer.readline().strip() if said else ""
     if not line:
+        process.kill()
+        process.wait()
         raise MasterUnreachableError(f"a master of this program's own did not start: {' '.join(command)}")
     _started.append(process)
     return Endpoint.parse(line)

@@ -12,13 +12,13 @@ import torch
 from ray_pccl.descriptors import ReduceInfo
 from ray_pccl.errors import UsageError
 from ray_pccl.peer.handles import Workers
-from ray_pccl.torch.backend_errors import BackendError
+from ray_pccl.torch.backend_errors import BackendError, UsageBackendError
 from ray_pccl.torch.collective_calls import carried
 from ray_pccl.torch.membership import GroupMembership
 from ray_pccl.torch.works import PCCLWork
 
-_Way = tuple[str, int | None, int]
-"""Sending or receiving, the other rank (None: any), the tag."""
+_Way = tuple[str, str, int]
+"""Sending or receiving, the other peer (empty: any), the tag."""
 
 
 class Mailbox:
@@ -38,29 +38,41 @@ class Mailbox:
     def send(self, tensor: torch.Tensor, rank: int, tag: int, timeout: float) -> PCCLWork:
         """Sends a tensor to a rank."""
         work = PCCLWork([tensor], f"send() to rank {rank}")
+        peer_id = self._peer_at(rank, "dst")
 
         def run() -> None:
-            self._transfer(tensor, rank, tag, timeout, sends=True)
+            self._transfer(tensor, peer_id, tag, timeout, sends=True)
 
-        return self._issue(("send", rank, tag), work, run)
+        return self._issue(("send", peer_id, tag), work, run)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int, timeout: float) -> PCCLWork:
         """Receives a tensor from a rank, or from any."""
         work = PCCLWork([tensor], f"recv() from {'any rank' if rank is None else f'rank {rank}'}")
 
-        def run() -> None:
-            info = self._transfer(tensor, rank, tag, timeout, sends=False)
-            members = self._membership.communicator.members
-            work.source = members.index(info.contributors[0]) if rank is None else rank
+        peer_id = "" if rank is None else self._peer_at(rank, "src")
 
-        return self._issue(("recv", rank, tag), work, run)
+        def run() -> None:
+            info = self._transfer(tensor, peer_id, tag, timeout, sends=False)
+            work.source = self._membership.rank_of(info.contributors[0]) if rank is None else rank
+
+        return self._issue(("recv", peer_id, tag), work, run)
 
     def close(self) -> None:
         """Ends the threads; what is under way has failed by then."""
         self._workers.close()
 
-    def _transfer(self, tensor: torch.Tensor, rank: int | None, tag: int, timeout: float, *, sends: bool) -> ReduceInfo:
-        wait = self._membership.communicator._operations().message(carried(tensor), rank, tag, timeout, sends=sends)
+    def _peer_at(self, rank: int, name: str) -> str:
+        """Which peer is meant: found out when the call is made, for the world may be another when it runs."""
+        self._membership.require_usable()
+        peer_id = self._membership.peer_at(rank)
+        if not peer_id or peer_id == self._membership.communicator.peer_id:
+            raise UsageBackendError(f"{name} is another rank of the group, not {rank!r}")
+        return peer_id
+
+    def _transfer(self, tensor: torch.Tensor, peer_id: str, tag: int, timeout: float, *, sends: bool) -> ReduceInfo:
+        operations = self._membership.communicator._operations()
+        datatype = str(tensor.dtype)
+        wait = operations.message(carried(tensor), None, tag, timeout, sends=sends, peer_id=peer_id, datatype=datatype)
         if self._membership.end is not None:  # it ended before this was posted, and so this was not ended with it
             self._end(self._membership.end)
         return wait()
@@ -74,11 +86,10 @@ class Mailbox:
             run()
 
         with self._lock:
-            queue = self._ways.get(way)
-            if queue is None:
-                queue = self._ways[way] = deque()
-                self._workers.submit(lambda: self._serve(way))
-            queue.append(lambda: work.run(guarded, membership.explain))
+            is_served = way in self._ways
+            self._ways.setdefault(way, deque()).append(lambda: work.run(guarded, membership.explain))
+        if not is_served:
+            self._workers.submit(lambda: self._serve(way))
         return work
 
     def _serve(self, way: _Way) -> None:

@@ -6,24 +6,27 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Store
 
-from ray_pccl.errors import PCCLError
+from ray_pccl.torch.averages import Averages
 from ray_pccl.torch.collective_calls import CollectiveCalls
 from ray_pccl.torch.lane import Lane
 from ray_pccl.torch.membership import GroupMembership
 from ray_pccl.torch.options import Options
 from ray_pccl.torch.point_to_point import Mailbox
 from ray_pccl.torch.works import EndedWork, PCCLWork
+
+log = logging.getLogger("ray_pccl.torch")
 
 Tensor = torch.Tensor
 _ALLREDUCE, _BROADCAST, _REDUCE = c10d.AllreduceOptions(), c10d.BroadcastOptions(), c10d.ReduceOptions()
@@ -48,6 +51,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
         self._calls = CollectiveCalls(membership.communicator, retry=membership.elastic)
         self._mailbox = Mailbox(membership)
         self._lane = Lane("collectives")
+        self.averages = Averages()
         self._timeout_s = timeout.total_seconds()
         self._name = self._description = ""
         self._pid = os.getpid()
@@ -105,6 +109,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
             self._membership.close()
             self._mailbox.close()
             self._lane.close()
+            self.averages.clear()
 
     def abort(self) -> None:
         """The same as `shutdown`: every wait ends at once."""
@@ -126,7 +131,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: list[Tensor], opts: Any = _BROADCAST) -> dist.Work:
         """Brings the root's tensors to all."""
-        root, timeout = opts.rootRank, self._timeout(opts)
+        root, timeout = self._membership.peer_at(opts.rootRank), self._timeout(opts)
 
         def run() -> None:
             for tensor in tensors:
@@ -136,7 +141,8 @@ class PCCLProcessGroup(dist.ProcessGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any = _REDUCE) -> dist.Work:
         """Combines all ranks' tensors into the root's."""
-        op, root, timeout = opts.reduceOp, opts.rootRank, self._timeout(opts)
+        op, timeout = opts.reduceOp, self._timeout(opts)
+        root = self._membership.peer_at(opts.rootRank)
 
         def run() -> None:
             for tensor in tensors:
@@ -154,7 +160,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
         timeout = self._timeout(opts)
 
         def run() -> None:
-            for output, source in zip(outputs, inputs, strict=True):
+            for output, source in _pairs(outputs, inputs):
                 self._calls.all_gather_list(output, source, timeout)
 
         return self._issue(run, _flat(outputs), opts, "all_gather")
@@ -166,8 +172,9 @@ class PCCLProcessGroup(dist.ProcessGroup):
         timeout = self._timeout(opts)
 
         def run() -> None:
-            for place, source in enumerate(inputs):
-                self._calls.all_gather_list([of_rank[place] for of_rank in outputs], source, timeout)
+            by_tensor = [[of_rank[place] for of_rank in outputs] for place in range(len(inputs))]
+            for output, source in zip(by_tensor, inputs, strict=True):
+                self._calls.all_gather_list(output, source, timeout)
 
         return self._issue(run, _flat(outputs), opts, "all_gather_coalesced")
 
@@ -182,7 +189,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
         timeout = self._timeout(opts)
 
         def run() -> None:
-            for output, source in zip(outputs, inputs, strict=True):
+            for output, source in _pairs(outputs, inputs):
                 self._calls.all_gather(output, source, timeout)
 
         return self._issue(run, outputs, opts, "all_gather_single")
@@ -194,7 +201,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
         op, timeout = opts.reduceOp, self._timeout(opts)
 
         def run() -> None:
-            for output, sources in zip(outputs, inputs, strict=True):
+            for output, sources in _pairs(outputs, inputs):
                 self._calls.reduce_scatter_list(output, sources, op, timeout)
 
         return self._issue(run, outputs, opts, "reduce_scatter")
@@ -210,7 +217,7 @@ class PCCLProcessGroup(dist.ProcessGroup):
         op, timeout = opts.reduceOp, self._timeout(opts)
 
         def run() -> None:
-            for output, source in zip(outputs, inputs, strict=True):
+            for output, source in _pairs(outputs, inputs):
                 self._calls.reduce_scatter(output, source, op, timeout)
 
         return self._issue(run, outputs, opts, "reduce_scatter_single")
@@ -241,13 +248,13 @@ class PCCLProcessGroup(dist.ProcessGroup):
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _GATHER) -> dist.Work:
         """Brings all ranks' tensors to the root."""
-        root, timeout = opts.rootRank, self._timeout(opts)
+        root, timeout = self._membership.peer_at(opts.rootRank), self._timeout(opts)
         output = outputs[0] if outputs else []
         return self._issue(lambda: self._calls.gather(output, inputs[0], root, timeout), output, opts, "gather")
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _SCATTER) -> dist.Work:
         """Brings the root's tensors to the ranks."""
-        root, timeout = opts.rootRank, self._timeout(opts)
+        root, timeout = self._membership.peer_at(opts.rootRank), self._timeout(opts)
         sources = inputs[0] if inputs else []
         return self._issue(lambda: self._calls.scatter(outputs[0], sources, root, timeout), outputs, opts, "scatter")
 
@@ -285,16 +292,19 @@ class PCCLProcessGroup(dist.ProcessGroup):
 
     def run_in_turn(self, run: Callable[[], None], name: str) -> None:
         """Runs something that all ranks run, after all calls that were issued before; raises what it raises."""
-        self._issue(run, [], _IN_TURN, name).wait()
+        self._issue(run, [], _IN_TURN, name, is_collective=False).wait()
 
-    def _issue(self, run: Callable[[], None], results: list[Tensor], opts: Any, name: str) -> dist.Work:
-        membership = self._membership
+    def _issue(
+        self, run: Callable[[], None], results: list[Tensor], opts: Any, name: str, *, is_collective: bool = True
+    ) -> dist.Work:
+        membership, calls = self._membership, self._calls
         membership.require_usable()
         if not opts.asyncOp and self._lane.enter():
+            calls.begun = not is_collective
             try:
                 run()
-            except PCCLError as error:
-                raise membership.explain(error) from error
+            except Exception as error:
+                self._fail(error)
             finally:
                 self._lane.leave()
             return EndedWork(results)
@@ -302,10 +312,23 @@ class PCCLProcessGroup(dist.ProcessGroup):
 
         def guarded() -> None:
             membership.require_usable()
-            run()
+            calls.begun = not is_collective
+            try:
+                run()
+            except Exception as error:
+                self._fail(error)
 
         self._lane.submit(lambda: work.run(guarded, membership.explain))
         return work
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Raises what a call failed with. Who can't know of it yet is told, for the others would wait in vain."""
+        if not self._calls.begun:
+            self._calls.fail(error, self._timeout_s)
+        explained = self._membership.explain(error)
+        if explained is error:
+            raise error
+        raise explained from error
 
     def _timeout(self, opts: Any) -> float:
         seconds: float = opts.timeout.total_seconds()
@@ -327,6 +350,11 @@ def create(given: Any, options: Any) -> PCCLProcessGroup:
         raise
 
 
+def _pairs(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Those that belong together; raises before the first one is taken if there are not as many of both."""
+    return list(zip(outputs, inputs, strict=True))
+
+
 def _flat(lists: list[list[Tensor]]) -> list[Tensor]:
     return [tensor for tensors in lists for tensor in tensors]
 
@@ -338,4 +366,7 @@ _open: weakref.WeakSet[PCCLProcessGroup] = weakref.WeakSet()
 def _leave() -> None:
     """A process that ends with groups open leaves them, and its threads end before the interpreter does."""
     for group in list(_open):
-        group.shutdown()
+        try:
+            group.shutdown()
+        except Exception:  # the others are to be left, too
+            log.exception("a process group could not be left")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from master_actor.__main__ import _Company
 from ray_pccl.control.endpoint import Endpoint
 from ray_pccl.control.messages import Decide, Register, Registered, Stopped, StoreOp
 from tests.master.raw_peer import RawPeer
@@ -156,3 +157,16 @@ def test_one_that_lingers_ends_by_itself_soon_after_its_last_peer() -> None:
             with pytest.raises(subprocess.TimeoutExpired):
                 program.wait(1.0)  # it has company
         assert program.wait(PATIENCE_S) == 0
+
+
+class _Busy:
+    """A master that does not answer in time."""
+
+    def describe(self, prefix: str) -> list[object]:
+        raise TimeoutError
+
+
+def test_one_that_is_too_busy_to_say_who_is_there_does_not_take_itself_for_alone() -> None:
+    company = _Company(_Busy(), 0.0)  # type: ignore[arg-type]
+    company._patience_s = 0.0
+    assert not company.gone()

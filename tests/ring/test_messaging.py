@@ -172,3 +172,17 @@ def test_the_end_of_all_messages_reaches_every_wait_and_takes_offers_back() -> N
     late = world["b"].receive()
     world.settle()
     assert not late.ended.is_set(), "an offer that was taken back was taken"
+
+
+def test_a_message_taken_from_a_sender_that_gave_up_is_not_taken_for_its_next_one() -> None:
+    world = World("a", "b")
+    first = world["a"].receive()
+    given_up = world["b"].send("a", 1)
+    for wire in (world["b"].wires["a"], world["a"].wires["b"], world["b"].wires["a"]):  # an offer, yes, the data
+        wire.deliver()
+    assert first.ended.is_set() and first.memory[0] == 1
+    world["b"].messages.cancel(given_up)  # it does not know yet that it was taken
+    sent, second = world["b"].send("a", 2), world["a"].receive()
+    world.settle()
+    assert sent.ended.is_set() and sent.error is None
+    assert second.ended.is_set() and second.memory[0] == 2

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ray_pccl.torch
 from ray_pccl import SharedState
 from ray_pccl.control.endpoint import Endpoint
-from ray_pccl.errors import PeerLostError
+from ray_pccl.errors import PeerLostError, WorldChangedError
 from ray_pccl.testing import eventually
 from ray_pccl.testing.master import MasterProcess
 from tests.torch.ranks import Ended
@@ -165,6 +165,50 @@ def test_no_call_begins_with_fewer_ranks_even_if_the_death_was_not_heard_of(zygo
     assert all(len(ends[rank]) == 3 for rank in (0, 2))
 
 
+def break_links(rank: int) -> None:
+    """The link between two neighbours breaks twice, and so the master has the ring avoid it: nobody is dead."""
+    communicator = dist.group.WORLD.membership.communicator
+    before, plane = communicator.members, communicator._operations()._plane
+    first = communicator.epoch
+    for epoch in (first + 1, first + 2):
+        dist.barrier()
+        if rank == 0:
+            link = plane.link_to(before[1])
+            plane.call(lambda link=link: link.sock.shutdown(socket.SHUT_RDWR))
+        eventually(lambda epoch=epoch: communicator.epoch >= epoch, 20.0, "the links are made anew")
+    assert communicator.members != before
+
+
+def leave_together(rank: int, size: int) -> None:
+    store = dist.group.WORLD.get_group_store()
+    store.set(f"through/{rank}", "yes")
+    store.wait([f"through/{other}" for other in range(size)])
+    dist.destroy_process_group()
+
+
+def go_on_in_another_order(rank: int, path: str) -> tuple[str, str, float]:
+    dist.init_process_group("pccl", store=dist.FileStore(path, 4), rank=rank, world_size=4)
+    own, gathered = torch.tensor([float(rank)]), [torch.zeros(1) for _ in range(4)]
+    break_links(rank)
+    with pytest.raises(WorldChangedError) as caught:
+        dist.all_gather(gathered, own)
+    received = torch.zeros(1)
+    works = [dist.isend(own, (rank + 1) % 4), dist.irecv(received, (rank + 3) % 4)]
+    for work in works:
+        work.wait()
+    with pytest.raises(WorldChangedError) as again:
+        dist.broadcast(received, 0)
+    leave_together(rank, 4)
+    return str(caught.value), str(again.value), received.item()
+
+
+def test_ranks_in_another_order_are_refused_on_all_and_messages_go_to_who_is_meant(zygote: Zygote) -> None:
+    ends = zygote.run(go_on_in_another_order, 4, group=False)
+    for rank, (text, again, received) in enumerate(ends):
+        assert "rank0@" in text and "another order" in text and "another order" in again
+        assert received == float((rank + 3) % 4)
+
+
 def train_until_someone_dies(rank: int, path: str) -> str:
     dist.init_process_group("pccl", store=dist.FileStore(path, 3), rank=rank, world_size=3)
     model = DistributedDataParallel(nn.Linear(300, 300), bucket_cap_mb=0.1)
@@ -271,6 +315,22 @@ def test_a_newcomer_is_admitted_at_step_with_the_others_state(zygote: Zygote) ->
     (first_world, synced), *seen, total = ends[3]
     assert (first_world, synced, total) == (3, True, 3.0)
     assert [each[0] for each in seen] == [float(number) for number in range(7, 13)]
+
+
+def step_in_another_order(rank: int, path: str) -> tuple[bool, bool, int, int]:
+    join(rank, 4, dist.FileStore(path, 4), path)
+    first = ray_pccl.torch.step()
+    break_links(rank)
+    done = ray_pccl.torch.step()
+    leave_together(rank, 4)
+    return first.changed, done.changed, len(done.joined) + len(done.left), done.rank
+
+
+def test_step_says_that_ranks_have_changed_though_nobody_came_or_went(zygote: Zygote) -> None:
+    ends = zygote.run(step_in_another_order, 4, group=False)
+    assert [end[:3] for end in ends] == [(False, True, 0)] * 4
+    ranks = [end[3] for end in ends]
+    assert sorted(ranks) == [0, 1, 2, 3] and ranks != [0, 1, 2, 3]
 
 
 def train_on(rank: int, path: str) -> tuple[list[float], float]:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ray_pccl.errors import OperationTimeoutError, UsageError
+from ray_pccl.peer.handles import Workers
 from ray_pccl.testing import eventually
+from ray_pccl.torch import process_group
 from tests.torch.zygote import Zygote
 
 
@@ -275,3 +277,42 @@ def _ours() -> list[str]:
 
 def test_a_group_that_is_destroyed_with_calls_in_flight_ends_them(zygote: Zygote) -> None:
     zygote.run(make_and_destroy_in_flight, 2, group=False)
+
+
+def average_and_leave(rank: int) -> None:
+    group = dist.new_group([0, 1])
+    source = torch.full((10,), float(rank))
+    beside = group.averages.beside(source)
+    group.average_into(beside, source).wait()
+    assert beside.tolist() == [0.5] * 10 and group.averages.beside(source) is beside
+    dist.destroy_process_group(group)
+    assert group.averages.beside(source) is not beside
+
+
+def test_a_group_that_was_left_keeps_no_tensors(zygote: Zygote) -> None:
+    zygote.run(average_and_leave, 2)
+
+
+def test_what_is_given_to_workers_that_have_ended_runs_at_once_and_starts_no_thread() -> None:
+    workers, ran = Workers(), []
+    workers.close()
+    before = threading.active_count()
+    workers.submit(lambda: ran.append(threading.current_thread()))
+    assert ran == [threading.current_thread()] and threading.active_count() == before
+
+
+class Leaving:
+    def __init__(self, *, raises: bool) -> None:
+        self.raises, self.left = raises, False
+
+    def shutdown(self) -> None:
+        self.left = True
+        if self.raises:
+            raise RuntimeError("it can't be left")
+
+
+def test_a_group_that_can_not_be_left_does_not_keep_the_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [Leaving(raises=True), Leaving(raises=False)]
+    monkeypatch.setattr(process_group, "_open", groups)
+    process_group._leave()
+    assert all(group.left for group in groups)
