@@ -13,11 +13,21 @@ import ray
 import ray_pccl
 import ray_pccl.util.collective as col
 from ray_pccl.testing import Faults, eventually
-from tests.drop_in.workers import destroy, get, group_of, initialise, on, on_all, rank_and_size, refused, start, summed
+from tests.drop_in.workers import (
+    NOTICED,
+    destroy,
+    get,
+    group_of,
+    initialise,
+    on,
+    on_all,
+    rank_and_size,
+    refused,
+    start,
+    summed,
+)
 
 pytestmark = pytest.mark.ray
-NOTICED = ("its process is exiting", "its connection to the master closed", "it is gone")
-"""Whichever of them is first: the sentinel's word, the end of its connection, the epoch that began without it."""
 SOON_S = 5.0
 
 

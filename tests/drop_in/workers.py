@@ -15,6 +15,8 @@ import torch
 import ray_pccl.util.collective as col
 
 GET_TIMEOUT_S = 60.0
+NOTICED = ("its process is exiting", "its connection to the master closed", "it is gone")
+"""Whichever of them is first: the sentinel's word, the end of its connection, the epoch that began without it."""
 NUMPY_TYPES = {
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
