@@ -17,8 +17,6 @@ from ray_pccl.errors import PCCLError, SettingsError
 KEY_VARIABLE = "RAY_PCCL_KEY"
 LOOK_S = 0.25
 FIRST_PEER_S = 60.0
-_NO_ENTRIES = "\0"
-"""A prefix that no key of a store has."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,10 +63,11 @@ class _Company:
     def gone(self) -> bool:
         """Asked again and again: whether it is time to end."""
         try:
-            groups = self._master.describe(_NO_ENTRIES)
+            here, had_some = self._master.company()
         except TimeoutError:  # it is busy, and so not alone
             return False
-        if any(group.members or group.waiting for group in groups):
+        came_and_went = had_some and self._patience_s != self._linger_s  # between two looks
+        if here or came_and_went:
             self._alone_from, self._patience_s = time.monotonic(), self._linger_s
         return time.monotonic() - self._alone_from >= self._patience_s
 

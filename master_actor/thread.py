@@ -81,6 +81,16 @@ class MasterThread:
         """Every group, with what its store holds under keys of this prefix."""
         return self._ask(lambda: self.server.core.describe(prefix))
 
+    def company(self) -> tuple[bool, bool]:
+        """Whether some group has members, or peers that wait; and whether one ever had members."""
+
+        def look() -> tuple[bool, bool]:
+            groups = self.server.core.groups.values()
+            here = any(group.living or len(group.room) for group in groups)
+            return here, any(group.durable.epoch for group in groups)
+
+        return self._ask(look)
+
     def report(self, since: int = 0) -> MasterReport:
         """All that onlookers may know, with the happenings after that number."""
         return self._ask(lambda: self.server.report(since))

@@ -162,7 +162,7 @@ def test_one_that_lingers_ends_by_itself_soon_after_its_last_peer() -> None:
 class _Busy:
     """A master that does not answer in time."""
 
-    def describe(self, prefix: str) -> list[object]:
+    def company(self) -> tuple[bool, bool]:
         raise TimeoutError
 
 
@@ -170,3 +170,18 @@ def test_one_that_is_too_busy_to_say_who_is_there_does_not_take_itself_for_alone
     company = _Company(_Busy(), 0.0)  # type: ignore[arg-type]
     company._patience_s = 0.0
     assert not company.gone()
+
+
+class _Empty:
+    """A master that has no peers now."""
+
+    def __init__(self, *, had_some: bool) -> None:
+        self._had_some = had_some
+
+    def company(self) -> tuple[bool, bool]:
+        return False, self._had_some
+
+
+def test_peers_that_came_and_went_between_two_looks_have_been_there() -> None:
+    assert not _Company(_Empty(had_some=False), 0.0).gone(), "the first peer has a minute"  # type: ignore[arg-type]
+    assert _Company(_Empty(had_some=True), 0.0).gone()  # type: ignore[arg-type]

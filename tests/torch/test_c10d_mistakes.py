@@ -141,8 +141,11 @@ def join(rank: int, size: int, path: str) -> Any:
 
 def outlive_the_root(rank: int, path: str) -> tuple[str, list[float]]:
     communicator = join(rank, 3, path)
+    store = dist.group.WORLD.get_group_store()
     assert dist.get_rank() == rank
+    store.set(f"rank {rank} has looked", "yes")
     if rank == 0:
+        store.wait(["rank 1 has looked", "rank 2 has looked"])
         os.kill(os.getpid(), signal.SIGKILL)
     eventually(lambda: communicator.world_size == 2, 20.0, "the death is known, but not to who calls")
     tensor = torch.full((2,), float(rank))
