@@ -40,7 +40,7 @@ TUNED: dict[str, Any] = {
     "heartbeat_interval": 0.01,
     "timeout": 1.0,
 }
-"""As low as they go while three processes on two cores are not taken for dead now and then."""
+"""One choice among others: lower timeouts recover sooner, and may take a busy replica for dead."""
 PARTS = ("ddp", "allreduce", "recovery")
 FOOTNOTES = """\
 Milliseconds: medians over all iterations of all rounds; an iteration's time is that of its slowest rank.
@@ -56,7 +56,7 @@ of the two others has committed without it. A trial is given up after {patience:
 TORCHFT_FOOTNOTES = """\
 torchft: its Manager with Gloo. Tuned: torchft_lighthouse {lighthouse},
 Manager(heartbeat_interval={heartbeat_interval:g} s, timeout={timeout:g} s), ProcessGroupGloo(timeout={timeout:g} s).
-Where it was given up, one survivor waited in Gloo for the other, which waited for it in a quorum, until the timeout."""
+Of one trial that was given up the stacks were looked at: one survivor waited in Gloo, the other in a quorum for it."""
 
 
 # ----------------------------------------------------------------------------------------- steps, and sums of tensors
